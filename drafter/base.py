@@ -1,0 +1,59 @@
+"""What every drafter offers the engine, and the drafter that never guesses.
+
+A drafter may be slow, late, wrong or dead: that costs speed and nothing else. It never decides a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from verifier.sampling import SamplingParams
+from verifier.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """How far a tree may grow. ``max_draft`` 0 is plain decoding."""
+
+    max_draft: int = 0  # depth: the longest path below the root, in tokens
+    draft_top_k: int = 1  # branching: children per node
+    max_nodes: int = 0  # nodes besides the root
+
+    @property
+    def off(self) -> bool:
+        return self.max_draft == 0 or self.draft_top_k == 0 or self.max_nodes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One sequence that may guess in this step."""
+
+    sequence: int  # names the draft session; a session is only a cache and can be rebuilt from ``ids``
+    ids: Sequence[int]  # prompt and output so far; the last one is the root of the tree wanted. Not to be kept or changed
+    limits: DraftLimits
+    sampling: SamplingParams  # seed included, so that candidates may be ranked with the acceptance noise
+
+
+Ticket = int
+
+
+class Drafter(Protocol):
+    """``start`` asks, ``collect`` gets; between the two the engine may do other work.
+
+    ``taps`` names the target's layers whose hidden states this drafter needs (boundary ids: the residual stream
+    after that many layers); empty for drafters that only read text.
+    """
+
+    taps: tuple[int, ...]
+
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket: ...
+
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+        """Trees by sequence, whatever is ready within ``deadline_s`` seconds. A sequence left out is decoded plainly."""
+        ...
+
+    def close(self, sequence: int) -> None:
+        """The sequence ended; unknown sequences are fine."""
+        ...
