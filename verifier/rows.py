@@ -1,0 +1,64 @@
+"""Row counts at which this machine's kernels give every row the same bits, whatever its neighbours are.
+
+Matrix kernels work on a few rows at a time and treat a remainder with other code, so the same row can differ in its last
+bits between a batch of 7 and a batch of 8, and flip a near-tie. A self-test at start-up finds the counts that agree;
+exact mode pads every forward pass to one of them. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from verifier.errors import DraftreeError
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """The row counts a forward pass may have, ascending."""
+
+    counts: tuple[int, ...]
+
+    @classmethod
+    def any_up_to(cls, largest: int) -> RowCounts:
+        """Every count: without exact mode nothing is padded."""
+        return cls(tuple(range(1, largest + 1)))
+
+    @property
+    def largest(self) -> int:
+        return self.counts[-1]
+
+    def pad(self, num_rows: int) -> int:
+        """The smallest allowed count that holds ``num_rows`` rows."""
+        return self.counts[bisect_left(self.counts, num_rows)]
+
+
+def candidates(largest: int) -> list[int]:
+    return [count for count in chain(range(2, 33), range(36, largest + 1, 12)) if count <= largest]
+
+
+def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int) -> RowCounts:
+    """Row counts up to ``largest`` at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
+
+    The first count that gives a row the same bits in whichever place it stands is the yardstick for the others.
+
+    Raises:
+        DraftreeError: no count agrees even with itself, so exact mode cannot be had on this machine.
+    """
+    x = torch.randn(2 * largest, width, generator=torch.Generator().manual_seed(0))
+
+    def in_groups(count: int, first: int) -> Tensor:
+        return torch.cat([block(x[i : i + count]) for i in range(first, first + largest, count)])[:largest]
+
+    for base in candidates(largest):
+        truth = in_groups(base, 0)
+        if all(torch.equal(in_groups(base, shift)[:-shift], truth[shift:]) for shift in range(1, base)):
+            break
+    else:
+        raise DraftreeError("exact mode needs kernels that treat rows alike, and this machine has none: set exact=false")
+    return RowCounts(tuple(n for n in candidates(largest) if n >= base and torch.equal(block(x[:n]), truth[:n])))

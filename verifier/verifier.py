@@ -1,0 +1,105 @@
+"""A model and its paged cache as one thing that executes step plans.
+
+Knows rows, pages and logits. Knows nothing of requests, tokens' meaning, drafters or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from verifier.attention import create_attention
+from verifier.attention.layout import RowLayout
+from verifier.batch import StepPlan
+from verifier.config import ModelConfig
+from verifier.model import Model
+from verifier.pool import PagePool
+from verifier.rows import RowCounts, find_row_counts
+from verifier.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one forward pass gives back, one entry per segment of its plan."""
+
+    logits: list[Tensor]  # [num_scored, vocab] fp32; row j belongs to node scored_from + j
+    features: list[Tensor | None]  # [nodes, taps, hidden] fp32 for tapped segments
+
+
+class Verifier:
+    """Executes `StepPlan`s. Not thread-safe: one engine owns it.
+
+    In exact mode a row's logits are bitwise the same in whatever batch it is computed (`verifier.rows`).
+    """
+
+    def __init__(self, model: Model, pool: PagePool, row_counts: RowCounts, fingerprint: str) -> None:
+        self.model, self.pool, self.row_counts, self.fingerprint = model, pool, row_counts, fingerprint
+        self.taps: tuple[int, ...] = ()
+
+    @classmethod
+    @torch.inference_mode()
+    def load(
+        cls, path: Path, *, num_pages: int, page_size: int, exact: bool = True, max_rows: int = 192, backend: str = "auto"
+    ) -> Verifier:
+        """Loads the checkpoint at ``path`` (a Hugging Face folder or a GGUF file) and allocates ``num_pages`` pages."""
+        checkpoint = Checkpoint.open(path)
+        config = checkpoint.config
+        model = Model(config, checkpoint, create_attention(backend))
+        # One page more than the books know of: rows that only pad the batch write there.
+        pool = PagePool(config.num_layers, num_pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        row_counts = RowCounts.any_up_to(max_rows)
+        if exact:
+            row_counts = find_row_counts(
+                lambda x: model.logits(model.layers[0].row_by_row(x)), config.hidden_size, max_rows
+            )
+        return cls(model, pool, row_counts, checkpoint.fingerprint)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows one forward pass takes."""
+        return self.row_counts.largest
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> StepOutput:
+        """One pass over all rows of ``plan``; every row's KV is in its slot afterwards."""
+        if plan.page_copies:
+            self.pool.copy_pages(plan.page_copies)
+        layout = RowLayout.of(
+            plan.segments,
+            page_size=self.pool.page_size,
+            num_rows=self.row_counts.pad(plan.num_rows),
+            scratch_slot=self.pool.num_slots - 1,
+        )
+        hidden, tapped = self.model.forward(layout, self.pool, self.taps)
+        return StepOutput(self._logits(plan, hidden), self._features(plan, tapped))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Moves KV between physical slots, in all layers: the kept nodes' into place."""
+        self.pool.move(sources, targets)
+
+    def _logits(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
+        rows: list[int] = []
+        first = 0
+        for segment in plan.segments:
+            rows.extend(range(first + segment.scored_from, first + len(segment.tree)))
+            first += len(segment.tree)
+        if not rows:
+            return [hidden.new_empty(0, self.config.vocab_size) for _ in plan.segments]
+        padding = [rows[0]] * (self.row_counts.pad(len(rows)) - len(rows))
+        logits = self.model.logits(hidden[rows + padding])[: len(rows)]
+        return list(logits.split([segment.num_scored for segment in plan.segments]))
+
+    def _features(self, plan: StepPlan, tapped: list[Tensor]) -> list[Tensor | None]:
+        if not tapped:
+            return [None for _ in plan.segments]
+        stacked = torch.stack(tapped, dim=1)[: plan.num_rows]
+        parts = stacked.split([len(segment.tree) for segment in plan.segments])
+        return [part if segment.tapped else None for part, segment in zip(parts, plan.segments, strict=True)]
