@@ -1,0 +1,18 @@
+"""What holds for every test: one thread, no network, no Ray token on disk, reproducible examples."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch, tokenizers and ray are imported anywhere: they read these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from hypothesis import settings
+
+# Machines that run tests are shared: a slow example is no fault, and the same examples run everywhere.
+settings.register_profile("draftree", deadline=None, derandomize=True, database=None)
+settings.load_profile("draftree")
