@@ -5,8 +5,10 @@ A drafter may be slow, late, wrong or dead: that costs speed and nothing else. I
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from verifier.sampling import SamplingParams
@@ -31,7 +33,7 @@ class DraftRequest:
     """One sequence that may guess in this step."""
 
     sequence: int  # names the draft session; a session is only a cache and can be rebuilt from ``ids``
-    ids: Sequence[int]  # prompt and output so far; the last one is the root of the tree wanted. Not to be kept or changed
+    ids: Sequence[int]  # prompt and output so far, the last one the root of the tree wanted. Not to be kept or changed
     limits: DraftLimits
     sampling: SamplingParams  # seed included, so that candidates may be ranked with the acceptance noise
 
@@ -51,9 +53,53 @@ class Drafter(Protocol):
     def start(self, batch: Sequence[DraftRequest]) -> Ticket: ...
 
     def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
-        """Trees by sequence, whatever is ready within ``deadline_s`` seconds. A sequence left out is decoded plainly."""
+        """Trees by sequence, whatever is ready within ``deadline_s`` seconds; sequences left out are decoded plainly.
+
+        To be called once for each ticket.
+        """
         ...
 
     def close(self, sequence: int) -> None:
         """The sequence ended; unknown sequences are fine."""
         ...
+
+
+class NoDraft:
+    """Never guesses: plain decoding."""
+
+    taps: tuple[int, ...] = ()
+
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        return 0
+
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+        return {}
+
+    def close(self, sequence: int) -> None:
+        pass
+
+
+class InstantDraft(ABC):
+    """The base of drafters that only read text and answer at once: they say how to `propose`, the rest is here."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._tickets = count()
+        self._ready: dict[Ticket, Mapping[int, TokenTree]] = {}
+
+    @abstractmethod
+    def propose(self, request: DraftRequest) -> TokenTree:
+        """A tree within the request's limits; the root alone when there is nothing to propose."""
+
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        trees = {request.sequence: self.propose(request) for request in batch if not request.limits.off}
+        ticket = next(self._tickets)
+        self._ready[ticket] = {sequence: tree for sequence, tree in trees.items() if len(tree) > 1}
+        return ticket
+
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+        return self._ready.pop(ticket)
+
+    def close(self, sequence: int) -> None:
+        return None
