@@ -1,15 +1,15 @@
 """What a model of the Llama family looks like: sizes and flags, read from its files' own words.
 
-Knows the spellings of Hugging Face's config.json (transformers 4 and 5) and of GGUF metadata. Knows no tensors, and
-imports nothing heavy: settings are checked against a model before anything is loaded. What the engine does not
-compute exactly as the model's authors do is refused here, never ignored.
+Knows the spellings of Hugging Face's config.json, those of transformers 4 and of 5. Knows no tensors, and imports
+nothing heavy: settings are checked against a model before anything is loaded. What the engine does not compute
+exactly as the model's authors do is refused here, never ignored.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -72,7 +71,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str  # what the weights were saved in; one of DTYPES
-    name: str = field(default="model", compare=False)  # for messages
+    name: str = field(default="model", compare=False, repr=False)  # for messages
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -99,22 +98,10 @@ class ModelConfig:
         folder = Path(source)
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder} is not a model's folder: it has no config.json.")
-        data = _read_json(folder / "config.json")
+        data = read_json(folder / "config.json")
         if (folder / "generation_config.json").is_file():
-            data |= _given(_read_json(folder / "generation_config.json"), "eos_token_id")
+            data |= _given(read_json(folder / "generation_config.json"), "eos_token_id")
         return _from_hf(data, folder.resolve().name)
-
-    @classmethod
-    def from_gguf(
-        cls, metadata: Mapping[str, Any], tensors: Collection[str], rope_factors: Sequence[float] = (), name: str = ""
-    ) -> ModelConfig:
-        """Read a GGUF file's key-value pairs, the names of its tensors (which tell biases and a tied head) and its
-        rope_freqs tensor, if it has one.
-
-        Raises:
-            CheckpointError: a size is missing, or something is not supported.
-        """
-        return _from_gguf(metadata, tensors, rope_factors, name or str(metadata.get("general.name", "model")))
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every tensor, as Hugging Face names them."""
@@ -165,7 +152,12 @@ class ModelConfig:
         return keys_fit and self.num_heads % ranks == 0 and self.intermediate_size % ranks == 0
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -180,8 +172,8 @@ def _given(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: data[key] for key in keys if data.get(key) is not None}
 
 
-class _Reader:
-    """Typed access to one of the two vocabularies, with errors that name the model and the key."""
+class FieldReader:
+    """Typed access to a model's metadata, with errors that name the model and the key."""
 
     def __init__(self, data: Mapping[str, Any], name: str) -> None:
         self.data = data
@@ -208,7 +200,7 @@ class _Reader:
 
 
 def _from_hf(data: dict[str, Any], name: str) -> ModelConfig:
-    read = _Reader(data, name)
+    read = FieldReader(data, name)
     family = _family(read)
     hidden_size, num_heads = read.size("hidden_size"), read.size("num_attention_heads")
     num_layers = read.size("num_hidden_layers")
@@ -238,14 +230,14 @@ def _from_hf(data: dict[str, Any], name: str) -> ModelConfig:
         mlp_bias=bool(data.get("mlp_bias")) and family == "llama",
         qk_norm=family == "qwen3",
         layer_windows=_layer_windows(read, family, num_layers),
-        eos_token_ids=_ids(marks.get("eos_token_id")),
-        bos_token_id=next(iter(_ids(marks.get("bos_token_id"))), None),
+        eos_token_ids=token_ids(marks.get("eos_token_id")),
+        bos_token_id=next(iter(token_ids(marks.get("bos_token_id"))), None),
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch."),
         name=name,
     )
 
 
-def _family(read: _Reader) -> str:
+def _family(read: FieldReader) -> str:
     named = read.data.get("architectures") or []
     if named:  # a draft head says model_type "llama" too, so the architecture has the last word
         read.only("architecture", named[0], tuple(ARCHITECTURES))
@@ -254,23 +246,24 @@ def _family(read: _Reader) -> str:
     return str(read.data["model_type"])
 
 
-def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    """One id, several or none, however it was written."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _rope_parameters(read: _Reader) -> _Reader:
+def _rope_parameters(read: FieldReader) -> FieldReader:
     """transformers 5 writes ``rope_parameters``, which holds theta too; 4 wrote ``rope_scaling`` beside it."""
     parameters = read.data.get("rope_scaling") or read.data.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise CheckpointError(f"{read.name} has rotary settings per layer, which are not supported.")
     part = parameters.get("partial_rotary_factor", read.data.get("partial_rotary_factor"))
     read.only("partial_rotary_factor", part, (None, 1.0))
-    return _Reader(parameters, read.name)
+    return FieldReader(parameters, read.name)
 
 
-def _rope_scaling(scaling: _Reader, read: _Reader) -> RopeScaling | None:
+def _rope_scaling(scaling: FieldReader, read: FieldReader) -> RopeScaling | None:
     kind = scaling.data.get("rope_type") or scaling.data.get("type") or "default"
     scaling.only("rope type", kind, ("default", *ROPE_KINDS))
     if kind == "default":
@@ -290,13 +283,13 @@ def _rope_scaling(scaling: _Reader, read: _Reader) -> RopeScaling | None:
             beta_fast=scaling.number("beta_fast", 32.0),
             beta_slow=scaling.number("beta_slow", 1.0),
             truncate=bool(scaling.data.get("truncate", True)),
-            attention_factor=_yarn_attention_factor(scaling, factor),
+            attention_factor=yarn_attention_factor(scaling, factor),
         )
     return RopeScaling(kind, factor, original)
 
 
-def _yarn_attention_factor(scaling: _Reader, factor: float) -> float:
-    """The paper's 0.1 ln(factor) + 1 (https://arxiv.org/abs/2309.00071), or a quotient of two such, if both are given."""
+def yarn_attention_factor(scaling: FieldReader, factor: float) -> float:
+    """0.1 ln(factor) + 1, as the paper has it (https://arxiv.org/abs/2309.00071), or a quotient of two such."""
 
     def paper(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -305,7 +298,7 @@ def _yarn_attention_factor(scaling: _Reader, factor: float) -> float:
     return scaling.number("attention_factor", paper(over) / paper(under) if over and under else paper(1.0))
 
 
-def _layer_windows(read: _Reader, family: str, num_layers: int) -> tuple[int | None, ...]:
+def _layer_windows(read: FieldReader, family: str, num_layers: int) -> tuple[int | None, ...]:
     if family == "llama":
         return (None,) * num_layers
     window = read.data.get("sliding_window", 4096)  # what transformers takes an absent key to mean
@@ -323,78 +316,3 @@ def _layer_windows(read: _Reader, family: str, num_layers: int) -> tuple[int | N
     for kind in kinds:
         read.only("layer type", kind, ("full_attention", "sliding_attention"))
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _from_gguf(
-    metadata: Mapping[str, Any], tensors: Collection[str], rope_factors: Sequence[float], name: str
-) -> ModelConfig:
-    family = metadata.get("general.architecture")
-    _Reader(metadata, name).only("general.architecture", family, GGUF_ARCHITECTURES)
-    prefix = f"{family}."
-    read = _Reader({key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}, name)
-    read.only("expert_count", read.data.get("expert_count", 0), (0,))
-    hidden_size, num_heads = read.size("embedding_length"), read.size("attention.head_count")
-    head_dim = read.size("attention.key_length", hidden_size // num_heads)
-    read.only("rope.dimension_count", read.size("rope.dimension_count", head_dim), (head_dim,))
-    read.only("attention.value_length", read.size("attention.value_length", head_dim), (head_dim,))
-    num_layers, window = read.size("block_count"), read.data.get("attention.sliding_window")
-    theta = read.number("rope.freq_base", 10000.0)
-    vocab_size = read.data.get("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))
-    return ModelConfig(
-        architecture=str(family),
-        vocab_size=int(vocab_size),
-        hidden_size=hidden_size,
-        intermediate_size=read.size("feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=read.size("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        rms_norm_eps=read.number("attention.layer_norm_rms_epsilon"),
-        max_positions=read.size("context_length"),
-        rope_theta=theta,
-        rope_scaling=_gguf_rope_scaling(read, theta, rope_factors, head_dim),
-        tie_word_embeddings="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_up.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        layer_windows=(int(window) if window else None,) * num_layers,
-        eos_token_ids=_ids(metadata.get("tokenizer.ggml.eos_token_id")),
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        dtype="float16",
-        name=name,
-    )
-
-
-def _gguf_rope_scaling(read: _Reader, theta: float, rope_factors: Sequence[float], head_dim: int) -> RopeScaling | None:
-    if len(rope_factors):
-        return _llama3_from_factors(read, theta, rope_factors, head_dim)
-    kind = read.data.get("rope.scaling.type", "none")
-    read.only("rope.scaling.type", kind, ("none", "linear", "yarn"))
-    if kind == "none":
-        return None
-    factor = read.number("rope.scaling.factor")
-    original = read.size("rope.scaling.original_context_length", read.size("context_length"))
-    attention = _yarn_attention_factor(_Reader({}, read.name), factor) if kind == "yarn" else 1.0
-    return RopeScaling(kind, factor, original, attention_factor=attention)
-
-
-def _llama3_from_factors(read: _Reader, theta: float, factors: Sequence[float], head_dim: int) -> RopeScaling:
-    """A GGUF holds what each frequency is divided by, not the parameters. Meta's differ in ``factor`` alone, which is
-    what the lowest frequency is divided by; the other factors confirm the rest.
-    """
-    scaling = RopeScaling("llama3", float(max(factors)), 8192)
-    expected = [_llama3_factor(scaling, theta ** (2 * index / head_dim)) for index in range(head_dim // 2)]
-    close = len(factors) == len(expected) and all(
-        math.isclose(got, want, rel_tol=1e-4) for got, want in zip(factors, expected, strict=True)
-    )
-    if not close:
-        raise CheckpointError(f"{read.name}: rope_freqs are not those of Llama 3, the only ones supported.")
-    return scaling
-
-
-def _llama3_factor(scaling: RopeScaling, inverse_frequency: float) -> float:
-    turns = scaling.original_max_positions / (2 * math.pi * inverse_frequency)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return 1 / (kept + (1 - kept) / scaling.factor)

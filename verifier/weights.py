@@ -1,0 +1,243 @@
+"""A model's weights, tensor by tensor, from wherever they lie: a folder of safetensors, a GGUF file, a hub.
+
+Knows files and names; checks all names and shapes before the first byte of a weight is read. Knows nothing of layers.
+Tensors stay on disk, mapped into memory, until they are asked for, so a model is never held twice. torch is imported
+only with the first tensor, because settings are checked against a model without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from verifier.config import ModelConfig, read_json
+from verifier.errors import CheckpointError, ModelNotFound
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
+# Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, and a head that is tied anyway.
+UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight")
+SAMPLE_BYTES = 4096
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class TensorFiles(Protocol):
+    """Where named tensors come from."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """As stored; quantised ones as fp16."""
+        ...
+
+    def sample(self, name: str) -> bytes:
+        """A few bytes that tell one set of weights from another."""
+        ...
+
+
+class Checkpoint:
+    """A model's configuration and its weights, which are known to fit one another."""
+
+    def __init__(self, config: ModelConfig, files: TensorFiles) -> None:
+        self.config = config
+        self._files = files
+        check_tensors(config.tensor_shapes(), {name: files.shape(name) for name in files.names}, config.name)
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Open a Hugging Face folder or a GGUF file.
+
+        Raises:
+            ModelNotFound: neither is there.
+            CheckpointError: it is not supported or damaged, or tensors are missing, unexpected or of the wrong shape.
+        """
+        if path.suffix == ".gguf" and path.is_file():
+            files = GGUFTensors(path)
+            return cls(files.config, files)
+        return cls(ModelConfig.from_hf(path), SafetensorsFolder(path))
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor by Hugging Face's name, in the precision it was saved in (fp16 if it was quantised)."""
+        return self._files.tensor(name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal models. Hashes the configuration and, of each tensor, its name and a few bytes."""
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name in sorted(self._files.names):
+            digest.update(name.encode() + self._files.sample(name))
+        return digest.hexdigest()
+
+
+def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], model: str) -> None:
+    """Compare names and shapes.
+
+    Raises:
+        CheckpointError: they differ; names the first tensors that do.
+    """
+    for kind, names in (
+        ("lacks", [name for name in expected if name not in found]),
+        ("has unexpected", [name for name in found if name not in expected and not UNUSED.fullmatch(name)]),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(f"{model} {kind} tensors: {', '.join(names[:3])}{more}.")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise CheckpointError(f"{model}: {name} has shape {list(found[name])}, but must have {list(shape)}.")
+
+
+class SafetensorsFolder:
+    """The safetensors files of a folder: those that its index lists, or model.safetensors alone.
+
+    Raises:
+        ModelNotFound: there are none.
+        CheckpointError: one is missing, cut short or not what the index says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = _files_by_tensor(folder)
+        self._headers = {path: _read_header(path) for path in sorted(set(self._files.values()))}
+        self._open: dict[Path, Any] = {}
+        for name, path in self._files.items():
+            if name not in self._headers[path]:
+                raise CheckpointError(f"{path} lacks {name}, which the index says it holds.")
+            if (dtype := self._entry(name)["dtype"]) not in SAFETENSORS_DTYPES:
+                wanted = ", ".join(SAFETENSORS_DTYPES)
+                raise CheckpointError(f"{path}: {name} is {dtype}, which is not supported; supported: {wanted}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entry(name)["shape"])
+
+    def tensor(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        path = self._files[name]
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt")
+        tensor: Tensor = self._open[path].get_tensor(name)
+        return tensor
+
+    def sample(self, name: str) -> bytes:
+        """From the middle: the first rows of an embedding are often the same in all fine-tunes."""
+        path, (begin, end) = self._files[name], self._entry(name)["data_offsets"]
+        with path.open("rb") as file:
+            header_bytes = struct.unpack("<Q", file.read(8))[0]
+            file.seek(8 + header_bytes + (begin + end) // 2)
+            return file.read(min(SAMPLE_BYTES, (end - begin + 1) // 2))
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        entry: dict[str, Any] = self._headers[self._files[name]][name]
+        return entry
+
+
+class GGUFTensors:
+    """A GGUF file's tensors under Hugging Face's names."""
+
+    def __init__(self, path: Path) -> None:
+        from verifier.gguf import GGUFFile
+
+        self._file = GGUFFile(path)
+        self.config = self._file.config
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._file.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(name)
+
+    def tensor(self, name: str) -> Tensor:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return torch.from_numpy(self._file.array(name)).to(dtype)
+
+    def sample(self, name: str) -> bytes:
+        return self._file.sample(name, SAMPLE_BYTES)
+
+
+def resolve_model(name: str) -> Path:
+    """The folder or GGUF file of a model, given its path or its id on the Hugging Face hub (downloaded if need be).
+
+    Raises:
+        ModelNotFound: no such path, and no such model on the hub, or no way to reach it.
+    """
+    path = Path(name).expanduser()
+    if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
+        return path
+    if path.exists():
+        raise ModelNotFound(f"{name} is neither a folder with a config.json nor a GGUF file.")
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(name):
+        raise ModelNotFound(f"There is no folder or GGUF file {name}.")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        # Subfolders hold the same weights in other formats.
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns="*/*"))
+    except GatedRepoError as error:
+        why = "its authors ask you to accept a licence on the hub first, and to set HF_TOKEN"
+        raise ModelNotFound(f"{name} may not be downloaded: {why}.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(f"There is no folder {name}, and no such model on the Hugging Face hub.") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelNotFound(f"There is no folder {name}, and the Hugging Face hub cannot be reached.") from error
+    except OSError as error:
+        said = str(error).splitlines() or [type(error).__name__]
+        raise ModelNotFound(f"{name} could not be downloaded from the Hugging Face hub: {said[0]}") from error
+
+
+def _files_by_tensor(folder: Path) -> dict[str, Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        files = {name: folder / file for name, file in read_json(index).get("weight_map", {}).items()}
+        for path in files.values():
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing, but {index.name} lists it.")
+        return files
+    if not single.is_file():
+        raise ModelNotFound(f"{folder} has no model.safetensors and no {index.name}; other formats are not loaded.")
+    return dict.fromkeys(_read_header(single), single)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """name -> dtype, shape and data_offsets, which count from the header's end.
+
+    Source: https://github.com/huggingface/safetensors, section "Format".
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        header_bytes = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if header_bytes > size - 8:
+            raise CheckpointError(f"{path} is not a safetensors file, or is cut short.")
+        try:
+            header: dict[str, Any] = json.loads(file.read(header_bytes))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not a safetensors file: its header is not JSON.") from error
+    header.pop("__metadata__", None)
+    end = 8 + header_bytes + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end > size:
+        raise CheckpointError(f"{path} is cut short: it should have {end} bytes, but has {size}.")
+    return header
