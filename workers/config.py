@@ -10,8 +10,10 @@ from verifier.errors import BadSetting
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Raises:
-    BadSetting: a count below one, or more running sequences than rows, since each needs one in every step.
+    """What an engine is given to work with.
+
+    Raises:
+        BadSetting: a count below one, or more running sequences than rows, since each needs one in every step.
     """
 
     num_pages: int  # of the KV cache

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drafter.base import DraftLimits
+from verifier.errors import BadRequest
 from verifier.pages import PageLease
 from verifier.sampling import SamplingParams
+from workers.config import EngineConfig
 from workers.stats import Speculation, Usage
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -104,3 +106,26 @@ class TokenSequence:
             output_tokens=self.num_output,
             preemptions=self.preemptions,
         )
+
+
+def longest(request: Request, config: EngineConfig, vocab_size: int) -> int:
+    """The most tokens that the request's sequence may come to hold.
+
+    Raises:
+        BadRequest: it could never be served.
+    """
+    num_prompt = len(request.prompt_ids)
+    if request.max_tokens < 1:
+        raise BadRequest("max_tokens", request.max_tokens, "at least 1")
+    if not 0 < num_prompt < config.max_model_len:
+        allowed = f"at least 1 token and fewer than the model's limit of {config.max_model_len}"
+        raise BadRequest("prompt", f"{num_prompt} tokens", allowed)
+    ids = (*request.prompt_ids, *request.output_ids)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise BadRequest("prompt", "a list with unknown token ids", f"made of ids from 0 to {vocab_size - 1}")
+    end = min(num_prompt + request.max_tokens, config.max_model_len)
+    capacity = config.num_pages * config.page_size
+    if end - 1 > capacity:  # the last token's KV is never needed
+        allowed = f"short enough for prompt and answer to fit the KV cache of {capacity} tokens"
+        raise BadRequest("prompt", f"{num_prompt} tokens with {end - num_prompt} to come", allowed)
+    return end

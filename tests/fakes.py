@@ -1,0 +1,156 @@
+"""A verifier without a model, a drafter that misbehaves and a clock that stands still: the engine's tests run on these.
+
+The fake verifier keeps in each slot what a real one's KV is, a function of the token, its position and everything
+before it, and reads a row's path back through pages and slots. So a wrong page, a missed copy, a move to the wrong slot
+or a reused prefix that is not one changes what it says, as it would change what a model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from drafter.base import DraftRequest
+from verifier.acceptance import Verdict
+from verifier.batch import Segment, StepPlan
+from verifier.config import ModelConfig
+from verifier.sampling import SamplingParams, draw
+from verifier.tree import TokenTree
+from verifier.verifier import StepOutput
+
+VOCAB_SIZE = 23
+_NUM_STATES = 4099
+_LOGITS = torch.randn(_NUM_STATES, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+
+FAKE_MODEL = ModelConfig(
+    architecture="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    max_positions=4096,
+    rope_theta=1e4,
+    rope_scaling=None,
+    tie_word_embeddings=False,
+    attention_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    layer_windows=(None,),
+    eos_token_ids=(1,),
+    bos_token_id=None,
+    dtype="float32",
+)
+
+
+def _state(token: int, position: int, earlier: Sequence[int]) -> int:
+    """What a slot holds: it depends on the whole path, as keys and values do. Tuples of integers hash alike everywhere."""
+    return hash((token, position, *earlier))
+
+
+def _logits(state: int) -> torch.Tensor:
+    return _LOGITS[state % _NUM_STATES]
+
+
+class FakeVerifier:
+    """Pure function from a row's path to logits ``[VOCAB_SIZE]``, over slots that really are written and moved.
+
+    Attributes:
+        plans: every plan, for tests to look at.
+        on_forward: called before each forward pass; may raise.
+    """
+
+    config = FAKE_MODEL
+    fingerprint = "fake"
+
+    def __init__(self, num_pages: int, page_size: int, max_rows: int = 64) -> None:
+        self.page_size = page_size
+        self.max_rows = max_rows
+        self.slots = [-1] * (num_pages * page_size)
+        self.plans: list[StepPlan] = []
+        self.on_forward: Callable[[StepPlan], None] = lambda plan: None
+
+    def forward(self, plan: StepPlan) -> StepOutput:
+        assert plan.num_rows <= self.max_rows, "more rows than the verifier takes"
+        self.on_forward(plan)
+        self.plans.append(plan)
+        self._copy_pages(plan.page_copies)
+        written = [slot for segment in plan.segments for slot in self._new_slots(segment)]
+        assert len(set(written)) == len(written), "two rows write to the same slot"
+        logits = [self._run(segment) for segment in plan.segments]
+        return StepOutput(logits, [None for _ in plan.segments])
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert len(set(targets)) == len(targets) == len(sources)
+        for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
+            self.slots[target] = state
+
+    def _run(self, segment: Segment) -> torch.Tensor:
+        context = [self.slots[self._slot(segment, position)] for position in range(segment.start)]
+        states: list[int] = []
+        for node, token in enumerate(segment.tree.tokens):
+            path = [states[ancestor] for ancestor in segment.tree.paths[node][:-1]]
+            states.append(_state(token, segment.start + segment.tree.depths[node], (*context, *path)))
+            self.slots[self._slot(segment, segment.start + node)] = states[-1]
+        scored = [_logits(state) for state in states[segment.scored_from :]]
+        return torch.stack(scored) if scored else torch.empty(0, VOCAB_SIZE)
+
+    def _copy_pages(self, page_copies: Sequence[tuple[int, int]]) -> None:
+        size = self.page_size
+        pages = {target: self.slots[source * size : (source + 1) * size] for source, target in page_copies}
+        assert len(pages) == len(page_copies), "a page is copied over twice"
+        for target, states in pages.items():
+            self.slots[target * size : (target + 1) * size] = states
+
+    def _new_slots(self, segment: Segment) -> Iterator[int]:
+        return (self._slot(segment, segment.start + node) for node in range(len(segment.tree)))
+
+    def _slot(self, segment: Segment, logical: int) -> int:
+        return segment.pages[logical // self.page_size] * self.page_size + logical % self.page_size
+
+
+def plain_decoding(prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
+    """What `FakeVerifier` says, by the definition: no pages, no batches, no trees."""
+    ids = list(prompt)
+    states: list[int] = []
+    for _ in range(num_tokens):
+        for position in range(len(states), len(ids)):
+            states.append(_state(ids[position], position, states))
+        ids.append(draw(_logits(states[-1]), sampling, len(ids)).token)
+    return tuple(ids[len(prompt) :])
+
+
+class BrokenDrafter:
+    """Answers with whatever ``answer`` makes of the batch, which may also raise. ``closed`` lists ended sessions."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, answer: Callable[[Sequence[DraftRequest]], Mapping[int, TokenTree]]) -> None:
+        self.answer = answer
+        self.batches: list[Sequence[DraftRequest]] = []
+        self.closed: list[int] = []
+
+    def start(self, batch: Sequence[DraftRequest]) -> int:
+        self.batches.append(batch)
+        return len(self.batches) - 1
+
+    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, TokenTree]:
+        return self.answer(self.batches[ticket])
+
+    def close(self, sequence: int) -> None:
+        self.closed.append(sequence)
+
+
+class ManualClock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now

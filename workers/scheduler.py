@@ -1,0 +1,167 @@
+"""Who takes part in the next step, with how many rows and pages.
+
+Continuous batching over two queues, both in order of arrival. Decoding sequences get their row first, prompts share
+what is left, guesses get what then remains. Pages are taken back from the latest arrival, which computes them again
+later. Knows counts of rows and pages. Knows no logits, no models and no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from drafter.base import DraftRequest
+from verifier.acceptance import Verdict
+from verifier.pages import PageLease, PageTable
+from verifier.tree import TokenTree
+from workers.sequence import TokenSequence
+from workers.stats import Counters
+from workers.step import PageCopies, Step, Turn
+
+Prompt = tuple[TokenSequence, PageLease, PageCopies]  # copies to be done before its first rows
+
+
+def share_rows(wanted: Sequence[int], room: int) -> list[int]:
+    """Rows for each prompt, oldest first: half of what is left to each in turn, then the remainder in the same order.
+
+    So the oldest runs at half speed at least, and a short prompt behind a long one need not wait for its end.
+    """
+    shares = []
+    for rows in wanted:
+        shares.append(min(rows, -(-room // 2)))
+        room -= shares[-1]
+    for i, rows in enumerate(wanted):
+        more = min(rows - shares[i], room)
+        shares[i] += more
+        room -= more
+    return shares
+
+
+class Scheduler:
+    """Two queues, and the pages that those in the first one hold.
+
+    Attributes:
+        running: sequences that hold pages. The oldest is never preempted, so there is always progress.
+        waiting: sequences that hold none; those preempted are older than those never admitted, and stand before them.
+    """
+
+    def __init__(self, pages: PageTable, max_running: int, max_rows: int, counters: Counters) -> None:
+        self.pages = pages
+        self.max_running = max_running
+        self.max_rows = max_rows
+        self.running: list[TokenSequence] = []
+        self.waiting: deque[TokenSequence] = deque()
+        self.counters = counters
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: TokenSequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Forgets the sequence and gives its pages back; one that is in no queue is fine."""
+        if sequence.lease is not None:
+            self._give_back(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def schedule(self) -> Step:
+        """Fixes the rows of the next step, all but the guesses, and takes the pages that they write to."""
+        step = Step(self.max_rows)
+        for sequence in [s for s in self.running if s.num_pending == 1]:
+            if lease := self._make_way_for(sequence):
+                step.add(sequence, lease, 1, self.pages.grow(lease, lease.num_committed + 1))
+        prompts: list[Prompt] = [(s, s.lease, ()) for s in self.running if s.lease and s.num_pending > 1]
+        while len(prompts) < step.room.bit_length() and (admitted := self._admit()):
+            prompts.append(admitted)
+        shares = share_rows([sequence.num_pending for sequence, _, _ in prompts], step.room)
+        for (sequence, lease, page_copies), num_rows in zip(prompts, shares, strict=True):
+            if num_rows:
+                step.add(sequence, lease, num_rows, page_copies)
+        return step
+
+    def draft_requests(self, step: Step) -> list[DraftRequest]:
+        """Those that may guess and how far: as deep as their text may still grow, in equal shares of the room."""
+        guessers = [turn.sequence for turn in step.turns if turn.decodes and _draft_length(turn.sequence)][: step.room]
+        requests = []
+        for i, sequence in enumerate(guessers):
+            share = (step.room + i) // len(guessers)  # they differ by one at most and sum up to the room
+            limits = replace(
+                sequence.limits,
+                max_draft=_draft_length(sequence),
+                max_nodes=min(sequence.limits.max_nodes, share),
+            )
+            requests.append(DraftRequest(sequence.number, sequence.ids, limits, sequence.request.sampling))
+        return requests
+
+    def graft(self, step: Step, trees: Mapping[int, TokenTree]) -> None:
+        """Puts the trees on their roots, each cut to the pages that can be had without taking them from anybody."""
+        for turn in step.turns:
+            tree = trees.get(turn.sequence.number)
+            if tree is None:
+                continue
+            size = len(tree)
+            while not self.pages.can_grow(turn.lease, turn.start + size):
+                size -= 1
+            turn.page_copies += self.pages.grow(turn.lease, turn.start + size)
+            turn.tree = TokenTree(tree.tokens[:size], tree.parents[:size])
+            step.room -= size - 1
+
+    def commit(self, turn: Turn, verdict: Verdict) -> tuple[int, ...]:
+        """Writes the verdict's new tokens down, commits those whose KV is in place, and returns the run.
+
+        The last drawn token's KV is not computed yet. What lies beyond the end of the text is dropped.
+        """
+        sequence = turn.sequence
+        run = sequence.extend(verdict.tokens[turn.num_written :])
+        end = min(turn.start + len(verdict.nodes), len(sequence.ids))
+        self.pages.commit(turn.lease, sequence.ids[turn.start : end])
+        if turn.decodes:
+            self.pages.trim(turn.lease)
+        return run
+
+    def _make_way_for(self, sequence: TokenSequence) -> PageLease | None:
+        """Preempts the latest arrivals until there is a page for the sequence's next token.
+
+        Returns its lease; None when it was preempted itself, now or for an older one in this step.
+        """
+        while sequence.lease and not self.pages.can_grow(sequence.lease, len(sequence.ids)):
+            latest = self.running[-1]
+            self._give_back(latest)
+            self.waiting.appendleft(latest)
+            latest.preemptions += 1
+            self.counters.preemptions += 1
+        return sequence.lease
+
+    def _admit(self) -> Prompt | None:
+        """Lets the first waiting sequence run, if the pages for all its pending tokens can be had without preemption.
+
+        It takes them at once, so that no prompt stops half-way for want of pages.
+        """
+        if not self.waiting or len(self.running) == self.max_running:
+            return None
+        sequence = self.waiting[0]
+        lease = self.pages.open(sequence.ids, sequence.request.salt)
+        if not self.pages.can_grow(lease, len(sequence.ids)):
+            self.pages.close(lease)
+            return None
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = lease.num_cached
+        self.counters.cached_tokens += lease.num_cached
+        sequence.lease = lease
+        self.running.append(self.waiting.popleft())
+        return sequence, lease, self.pages.grow(lease, len(sequence.ids))
+
+    def _give_back(self, sequence: TokenSequence) -> None:
+        assert sequence.lease is not None, "a running sequence holds a lease"
+        self.pages.close(sequence.lease)
+        sequence.lease = None
+        self.running.remove(sequence)
+
+
+def _draft_length(sequence: TokenSequence) -> int:
+    """The deepest guess that could still be followed by a bonus token within the sequence's limits."""
+    return 0 if sequence.limits.off else min(sequence.limits.max_draft, sequence.remaining - 1)

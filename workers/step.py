@@ -1,0 +1,95 @@
+"""One step: which sequences take part, with which rows, and how the answer is read.
+
+Knows trees, slots and draws. Knows nothing of queues, budgets or time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from verifier.acceptance import Verdict, walk
+from verifier.batch import Segment, StepPlan
+from verifier.pages import PageLease, PageTable
+from verifier.sampling import Draw, draw
+from verifier.tree import TokenTree
+from workers.sequence import TokenSequence
+
+PageCopies = tuple[tuple[int, int], ...]  # (source, target)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sequence's part in a step.
+
+    The tree begins as a chain of pending tokens: the last token alone when the sequence decodes, else a prompt chunk.
+    Guesses are grafted onto the former only.
+    """
+
+    sequence: TokenSequence
+    lease: PageLease
+    tree: TokenTree
+    page_copies: PageCopies
+    start: int = field(init=False)  # committed tokens before this step; the tree's root comes next
+    num_written: int = field(init=False)  # tokens after the root that are written already and only lack their KV
+
+    def __post_init__(self) -> None:
+        self.start = self.lease.num_committed
+        self.num_written = len(self.sequence.ids) - self.start - 1
+
+    @property
+    def decodes(self) -> bool:
+        return self.num_written == 0
+
+    @property
+    def scored_from(self) -> int:
+        return min(self.num_written, len(self.tree))
+
+    def read(self, logits: Tensor) -> Verdict:
+        """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab]."""
+        ids, sampling = self.sequence.ids, self.sequence.request.sampling
+
+        def choose(node: int) -> Draw:
+            position = self.start + self.tree.depths[node] + 1
+            if position < len(ids):
+                return Draw(ids[position], math.inf)
+            return draw(logits[node - self.scored_from], sampling, position)
+
+        return walk(self.tree, choose)
+
+
+@dataclass(slots=True)
+class Step:
+    """What one forward pass is about. ``room`` is what is left of its rows, for guesses."""
+
+    room: int = 0
+    turns: list[Turn] = field(default_factory=list)
+
+    def add(self, sequence: TokenSequence, lease: PageLease, num_rows: int, page_copies: PageCopies) -> None:
+        """The sequence's next pending tokens take part."""
+        start = lease.num_committed
+        chunk = TokenTree.chain(sequence.ids[start : start + num_rows])
+        self.turns.append(Turn(sequence, lease, chunk, page_copies))
+        self.room -= num_rows
+
+    def plan(self, tapped: bool) -> StepPlan:
+        return StepPlan(
+            tuple(
+                Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from, tapped) for turn in self.turns
+            ),
+            tuple(pair for turn in self.turns for pair in turn.page_copies),
+        )
+
+    def moves(self, verdicts: Sequence[Verdict], pages: PageTable) -> tuple[list[int], list[int]]:
+        """Physical slots, (sources, targets), that bring kept KV into place: the i-th kept node's to start + i."""
+        sources: list[int] = []
+        targets: list[int] = []
+        for turn, verdict in zip(self.turns, verdicts, strict=True):
+            for place, node in enumerate(verdict.nodes):
+                if node != place:
+                    sources.append(pages.slot(turn.lease, turn.start + node))
+                    targets.append(pages.slot(turn.lease, turn.start + place))
+        return sources, targets
