@@ -167,7 +167,7 @@ class GGUFTensors:
         import torch
 
         dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return torch.from_numpy(self._file.array(name)).to(dtype)
+        return torch.tensor(self._file.array(name), dtype=dtype)
 
     def sample(self, name: str) -> bytes:
         return self._file.sample(name, SAMPLE_BYTES)
