@@ -1,0 +1,136 @@
+"""Every metric's name and meaning, once. Knows Prometheus's text format and the engine's figures; counts requests.
+
+Ratios are left to whoever reads, so that none is ever 0/0:
+
+    mean acceptance length   rate(draftree_verified_tokens_total) / rate(draftree_verify_steps_total)
+    acceptance rate          rate(draftree_accepted_tokens_total) / rate(draftree_drafted_tokens_total)
+    … at one position        the same two with _by_position
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from workers.stats import EngineStats
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+CLIENT_GONE = "499"  # nginx's status for a client that left before the end
+BROKEN = "broken"  # the stream had begun with 200 and ended with an error event
+
+
+class RequestMetrics:
+    """What the ingress sees of requests."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "draftree_requests",
+            "Requests by endpoint and HTTP status; 499: the client left; broken: an error after the first byte.",
+            ("endpoint", "status"),
+            registry=self._registry,
+        )
+        self.first_text = self._histogram("time_to_first_text", "From a request's arrival to its first text.")
+        self.between_texts = self._histogram("time_between_texts", "Between two pieces of a text; a piece is one run.")
+        self.whole = self._histogram("request_duration", "From a request's arrival to the end of its text.")
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"draftree_{name}_seconds", text, buckets=SECONDS, registry=self._registry)
+
+    def render(self, stats: EngineStats | None) -> bytes:
+        """Prometheus's text; without the engine's part when it could not be had."""
+        text = generate_latest(self._registry)
+        if stats is not None:
+            engine = CollectorRegistry()
+            engine.register(_EngineCollector(stats))
+            text += generate_latest(engine)
+        return text
+
+
+class Stopwatch:
+    """One request's times, and its one count at the end."""
+
+    def __init__(self, metrics: RequestMetrics, endpoint: str) -> None:
+        self._metrics, self._endpoint = metrics, endpoint
+        self._start = self._last = time.perf_counter()
+        self._begun = False
+
+    def piece(self) -> None:
+        now = time.perf_counter()
+        (self._metrics.between_texts if self._begun else self._metrics.first_text).observe(now - self._last)
+        self._begun, self._last = True, now
+
+    def finish(self, status: int | str) -> None:
+        self._metrics.requests.labels(self._endpoint, str(status)).inc()
+        if status == 200:
+            self._metrics.whole.observe(time.perf_counter() - self._start)
+
+
+class _EngineCollector:
+    """One moment of an engine as metrics."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._now()
+        yield from self._totals()
+        yield from self._positions()
+
+    def _now(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield GaugeMetricFamily("draftree_running", "Requests being decoded.", value=stats.running)
+        yield GaugeMetricFamily("draftree_waiting", "Requests waiting for room.", value=stats.waiting)
+        pages = GaugeMetricFamily(
+            "draftree_kv_pages",
+            "Pages of the KV cache; cached ones are free and hold a prefix.",
+            labels=["state"],
+        )
+        for state in ("used", "free", "cached", "total"):
+            pages.add_metric([state], getattr(stats, f"pages_{state}"))
+        yield pages
+
+    def _totals(self) -> Iterator[Metric]:
+        stats, counters, speculation = self._stats, self._stats.counters, self._stats.counters.speculation
+        for name, text, value in (
+            ("steps", "Forward passes.", counters.steps),
+            ("rows", "Rows of these passes: roots, prompt tokens and guesses.", counters.rows),
+            ("prompt_tokens", "Prompt tokens computed.", counters.prompt_tokens),
+            ("cached_tokens", "Prompt tokens found in the prefix cache instead.", counters.cached_tokens),
+            ("output_tokens", "Tokens written.", counters.output_tokens),
+            ("verify_steps", "Trees read by the acceptance walk, those of one node included.", speculation.steps),
+            ("verified_tokens", "Tokens that came of these steps.", speculation.verified_tokens),
+            ("drafted_tokens", "Guesses in these trees, all branches.", speculation.drafted_tokens),
+            ("accepted_tokens", "Guesses that became output.", speculation.accepted_tokens),
+            ("near_ties", "Tokens whose runner-up came so close that float noise could decide.", counters.near_ties),
+            ("preemptions", "Requests thrown back to waiting because pages ran out.", counters.preemptions),
+            ("pages_evicted", "Cached pages given up for new ones.", stats.pages_evicted),
+            ("drafter_failures", "Drafts that raised or could not be used.", stats.drafter_failures),
+            ("late_drafts", "Drafts that came after their deadline.", stats.late_drafts),
+            ("step_failures", "Forward passes that raised.", counters.step_failures),
+        ):
+            yield CounterMetricFamily(f"draftree_{name}", text, value=value)
+        finished = CounterMetricFamily("draftree_finished", "Requests that ended, by reason.", labels=["reason"])
+        for reason, count in counters.finished.items():
+            finished.add_metric([reason], count)
+        yield finished
+        phases = CounterMetricFamily("draftree_phase_seconds", "Time in each phase of a step.", labels=["phase"])
+        for phase in ("schedule", "propose", "verify", "commit"):
+            phases.add_metric([phase], getattr(counters, f"{phase}_s"))
+        yield phases
+
+    def _positions(self) -> Iterator[Metric]:
+        speculation = self._stats.counters.speculation
+        for name, text, counts in (
+            ("drafted", "Steps whose tree reached this depth.", speculation.drafted_by_position),
+            ("accepted", "Steps whose accepted path did.", speculation.accepted_by_position),
+        ):
+            family = CounterMetricFamily(f"draftree_{name}_by_position", text, labels=["position"])
+            for position, count in enumerate(counts, start=1):
+                family.add_metric([str(position)], count)
+            yield family

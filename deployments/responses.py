@@ -1,0 +1,170 @@
+"""The answers of OpenAI's interface, whole and as server-sent events.
+
+Shapes come from the ``openai`` package's own types. A stream sends hundreds of chunks that differ in one string, so a
+chunk is rendered through its type once and cut in two where the string goes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import Literal, Protocol, cast
+
+from openai.types import Completion, CompletionChoice, CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.completion_usage import PromptTokensDetails
+from pydantic import BaseModel
+
+from deployments.errors import ApiError
+from deployments.router import Usage
+
+DONE = b"data: [DONE]\n\n"
+_HOLE = "\x00"  # stands for a chunk's text in its template; JSON writes it as six characters that nothing else makes
+Finish = Literal["stop", "length"]
+
+
+def completion_usage(usage: Usage) -> CompletionUsage:
+    """OpenAI's shape; a detail that is not known is left out."""
+    answer = CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )
+    if usage.cached_tokens is not None:
+        answer.prompt_tokens_details = PromptTokensDetails(cached_tokens=usage.cached_tokens)
+    return answer
+
+
+def event(answer: BaseModel) -> bytes:
+    return b"data: " + _json(answer) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: " + json.dumps(error.body).encode() + b"\n\n"
+
+
+def _json(answer: BaseModel) -> bytes:
+    return answer.model_dump_json(exclude_unset=True).encode()
+
+
+class Answer(Protocol):
+    """One answer in the making."""
+
+    def whole(self, text: str, finish: str, usage: Usage) -> bytes: ...
+
+    def opening(self) -> bytes: ...
+
+    def delta(self, text: str) -> bytes: ...
+
+    def ending(self, finish: str) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+
+class _Events:
+    """What both answers do alike: cut a rendered chunk open, and fill it."""
+
+    _head: bytes
+    _tail: bytes
+
+    def _cut(self, chunk: BaseModel) -> None:
+        self._head, self._tail = event(chunk).split(json.dumps(_HOLE).encode())
+
+    def delta(self, text: str) -> bytes:
+        return self._head + json.dumps(text, ensure_ascii=False).encode() + self._tail
+
+
+class ChatAnswer(_Events):
+    """POST /v1/chat/completions. With ``include_usage``, chunks say ``usage: null`` and a last one has it."""
+
+    def __init__(self, model: str, include_usage: bool = False) -> None:
+        self._id, self._created, self._model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
+        self._no_usage: dict[str, None] = {"usage": None} if include_usage else {}
+        self._cut(self._chunk(ChoiceDelta(content=_HOLE)))
+
+    def whole(self, text: str, finish: str, usage: Usage) -> bytes:
+        message = ChatCompletionMessage(role="assistant", content=text, refusal=None)
+        choice = Choice(index=0, message=message, finish_reason=cast(Finish, finish), logprobs=None)
+        return _json(
+            ChatCompletion(
+                id=self._id,
+                object="chat.completion",
+                created=self._created,
+                model=self._model,
+                choices=[choice],
+                usage=completion_usage(usage),
+            )
+        )
+
+    def opening(self) -> bytes:
+        return event(self._chunk(ChoiceDelta(role="assistant", content="")))
+
+    def ending(self, finish: str) -> bytes:
+        return event(self._chunk(ChoiceDelta(), cast(Finish, finish)))
+
+    def usage(self, usage: Usage) -> bytes:
+        return event(
+            ChatCompletionChunk(
+                id=self._id,
+                object="chat.completion.chunk",
+                created=self._created,
+                model=self._model,
+                choices=[],
+                usage=completion_usage(usage),
+            )
+        )
+
+    def _chunk(self, delta: ChoiceDelta, finish: Finish | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._model,
+            choices=[ChunkChoice(index=0, delta=delta, finish_reason=finish, logprobs=None)],
+            **self._no_usage,
+        )
+
+
+class CompletionAnswer(_Events):
+    """POST /v1/completions; whole and streamed answers share one shape."""
+
+    def __init__(self, model: str, include_usage: bool = False) -> None:
+        self._id, self._created, self._model = f"cmpl-{uuid.uuid4().hex}", int(time.time()), model
+        self._no_usage: dict[str, None] = {"usage": None} if include_usage else {}
+        self._cut(self._chunk(_HOLE))
+
+    def whole(self, text: str, finish: str, usage: Usage) -> bytes:
+        return _json(self._completion([self._choice(text, finish)], usage=completion_usage(usage)))
+
+    def opening(self) -> bytes:
+        return b""
+
+    def ending(self, finish: str) -> bytes:
+        return event(self._chunk("", finish))
+
+    def usage(self, usage: Usage) -> bytes:
+        return event(self._completion([], usage=completion_usage(usage)))
+
+    def _chunk(self, text: str, finish: str | None = None) -> Completion:
+        return self._completion([self._choice(text, finish)], **self._no_usage)
+
+    def _choice(self, text: str, finish: str | None) -> CompletionChoice:
+        # The type knows only finished choices; a stream's others carry null.
+        return CompletionChoice.model_construct(
+            {"index", "text", "finish_reason", "logprobs"}, index=0, text=text, finish_reason=finish, logprobs=None
+        )
+
+    def _completion(self, choices: list[CompletionChoice], **usage: CompletionUsage | None) -> Completion:
+        return Completion.model_construct(
+            {"id", "object", "created", "model", "choices", *usage},
+            id=self._id,
+            object="text_completion",
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            **usage,
+        )

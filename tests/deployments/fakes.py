@@ -1,0 +1,116 @@
+"""What stands in for the parts behind the HTTP interface: a tokenizer of bytes, and a verifier that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from deployments.api import Service
+from deployments.router import Limits, Router
+from workers.sequence import FinishReason, Progress, Request
+from workers.stats import Counters, EngineStats, Speculation, Usage
+from workers.template import ChatTemplate
+from workers.text import Text
+
+MODEL = "fake/model"
+MAX_MODEL_LEN = 2048
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def byte_text() -> Text:
+    """One token a byte, then <|start|> and <|end|>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|start|>", special=True), AddedToken("<|end|>", special=True)])
+    return Text(tokenizer, ChatTemplate(TEMPLATE, {}))
+
+
+TEXT = byte_text()
+END = TEXT.encode("<|end|>")[0]
+VOCAB_SIZE = END + 1
+IDLE = EngineStats(0, 0, 64, 0, 64, 0, 0, 0, 0, Counters())
+
+Script = Callable[[Request], Sequence[Progress]]
+
+
+def usage(request: Request, output_tokens: int = 0) -> Usage:
+    return Usage(prompt_tokens=len(request.prompt_ids), cached_tokens=2, output_tokens=output_tokens)
+
+
+def says(*runs: str, end: bool = True) -> Script:
+    """Writes these runs of text, as the engine would: cut at the budget, and with a stop id at the end."""
+
+    def script(request: Request) -> list[Progress]:
+        ids = [TEXT.encode(run) for run in runs]
+        if end:
+            ids[-1] = [*ids[-1], END]
+        progress: list[Progress] = []
+        written = 0
+        for run in ids:
+            tokens: list[int] = []
+            finish: FinishReason | None = None
+            for token in run:
+                tokens.append(token)
+                written += 1
+                if token in request.stop_ids:
+                    finish = "stop"
+                elif written == request.max_tokens:
+                    finish = "length"
+                if finish:
+                    break
+            if finish:
+                return [*progress, Progress(request.id, tuple(tokens), finish, usage(request, written))]
+            progress.append(Progress(request.id, tuple(tokens)))
+        return [*progress, Progress(request.id, (), "length", usage(request, written))]
+
+    return script
+
+
+@dataclass
+class ScriptedVerifier:
+    """Follows ``script``; remembers what it was asked and which requests were aborted."""
+
+    script: Script = field(default_factory=lambda: says("Hello", " world"))
+    pause_s: float = 0.0  # between runs
+    unwell: Exception | None = None  # what stats() raises
+    figures: EngineStats = IDLE
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+        self.requests.append(request)
+        try:
+            for progress in self.script(request):
+                await asyncio.sleep(self.pause_s)
+                yield progress
+                if progress.finish is not None:
+                    self.finished.append(request.id)
+        finally:
+            if request.id not in self.finished:
+                self.aborted.append(request.id)
+
+    async def stats(self) -> EngineStats:
+        if self.unwell is not None:
+            raise self.unwell
+        return self.figures
+
+
+def busy_stats() -> EngineStats:
+    speculation = Speculation(10, 25, 30, 15, (10, 9, 8), (9, 4, 2))
+    counters = Counters(steps=12, rows=52, prompt_tokens=40, output_tokens=27, speculation=speculation)
+    return EngineStats(2, 1, 64, 10, 54, 7, 0, 0, 0, counters)
+
+
+def service(verifier: ScriptedVerifier) -> Service:
+    limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END}))
+    return Service(MODEL, Router(verifier, TEXT, limits), verifier, TEXT)

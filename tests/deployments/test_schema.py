@@ -1,0 +1,228 @@
+"""Every field of OpenAI's requests is honoured, a mere label, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from deployments.errors import ApiError
+from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, json.dumps(CHAT | fields).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse(CompletionRequest, json.dumps(COMPLETION | fields).encode())
+
+
+def refusal(kind: type[GenerationRequest], body: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "openai"),
+    [
+        (ChatRequest, chat_create_params.CompletionCreateParamsStreaming),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_field_of_openai_is_known(kind: type[GenerationRequest], openai: type) -> None:
+    known = set(kind.model_fields) | set(kind.neutral)
+    assert not set(get_type_hints(openai)) - known
+    assert not set(kind.model_fields) & set(kind.neutral)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", 0),
+        ("n", True),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("modalities", ["text", "audio"]),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("store", True),
+        ("service_tier", "priority"),
+        ("reasoning_effort", "high"),
+        ("min_tokens", 3),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(field: str, value: object) -> None:
+    error = refusal(ChatRequest, CHAT | {field: value})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert field in error.message
+
+
+@pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("echo", True), ("logprobs", 0), ("suffix", "end")])
+def test_what_is_not_honoured_in_completions(field: str, value: object) -> None:
+    """logprobs=0 asks for the chosen token's there, while in chats it would be nonsense."""
+    assert refusal(CompletionRequest, COMPLETION | {field: value}).param == field
+
+
+def test_neutral_values_and_labels_are_taken() -> None:
+    neutral = {
+        "n": 1,
+        "logprobs": False,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": False,
+        "service_tier": "auto",
+    }
+    labels = {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}
+    assert chat(**neutral, **labels).messages == chat().messages
+    assert completion(best_of=1, echo=False, suffix=None).prompt == "Hi"
+
+
+def test_null_means_left_out() -> None:
+    every = {name: None for name in (set(ChatRequest.model_fields) | set(ChatRequest.neutral)) - {"messages", "model"}}
+    assert chat(**every) == chat()
+    assert chat().temperature == chat().top_p == 1.0
+
+
+def test_unknown_fields_are_refused() -> None:
+    assert refusal(ChatRequest, CHAT | {"max_token": 5}).param == "max_token"
+    assert refusal(ChatRequest, CHAT | {"messages": [{"role": "user", "content": "x", "foo": 1}]}).param == (
+        "messages[0].foo"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", "5"),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_completion_tokens", 0),
+        ("temperature", 3),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("min_p", 2),
+        ("top_k", -2),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("stream", "yes"),
+        ("stop", ""),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", [1]),
+        ("stop_token_ids", ["2"]),
+        ("model", 5),
+        ("messages", []),
+        ("messages", "SECRET"),
+        ("messages", ["SECRET"]),
+        ("user", 5),
+    ],
+)
+def test_wrong_values_name_the_field_and_nothing_else(field: str, value: object) -> None:
+    error = refusal(ChatRequest, CHAT | {field: value})
+    assert error.param is not None
+    assert error.param.startswith(field)
+    assert "SECRET" not in error.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "system", "content": None},
+        {"role": "tool", "content": "SECRET", "tool_call_id": "1"},
+        {"role": "robot", "content": "SECRET"},
+        {"content": "SECRET"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "SECRET"}}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+        {"role": "user", "content": "x", "name": "SECRET"},
+    ],
+)
+def test_wrong_messages_are_refused(message: dict[str, object]) -> None:
+    error = refusal(ChatRequest, CHAT | {"messages": [{"role": "user", "content": "x"}, message]})
+    assert error.param is not None
+    assert error.param.startswith("messages[1]")
+    assert "SECRET" not in error.message
+
+
+def test_contents_that_clients_send() -> None:
+    """The next turn of a chat holds what the last answer was, dumped with all its nulls; contents may be lists."""
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None, "refusal": None, "annotations": None, "audio": None, "tool_calls": None},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": "größe 🎈"},
+    ]
+    assert [message.for_template() for message in chat(messages=messages).messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\ntwo"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": "größe 🎈"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "understood"),
+    [("Hi", "Hi"), (["Hi"], "Hi"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))],
+)
+def test_one_prompt_in_all_its_forms(given: object, understood: object) -> None:
+    assert completion(prompt=given).prompt == understood
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], ["a", "b"], [[1], [2]], [[]], [1, "a"], [True], [1.0], 5, {}])
+def test_other_prompts_are_refused(prompt: object) -> None:
+    assert refusal(CompletionRequest, COMPLETION | {"prompt": prompt}).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"5", b'"x"', b"null", b'{"model": "m", "temperature": NaN}', b"\xff", b"[" * 100_000]
+)
+def test_bodies_that_are_no_json_object(body: bytes) -> None:
+    assert refusal(ChatRequest, body).param is None
+
+
+def test_missing_fields_are_named() -> None:
+    error = refusal(ChatRequest, {"model": "m"})
+    assert (error.param, error.code) == ("messages", "missing_required_parameter")
+    assert refusal(ChatRequest, {"messages": CHAT["messages"]}).param == "model"
+
+
+def test_stream_options() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not chat(stream=True).include_usage
+    assert refusal(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}).param == "stream_options"
+    body = CHAT | {"stream": True, "stream_options": {"include_obfuscation": True}}
+    assert refusal(ChatRequest, body).param == "stream_options.include_obfuscation"
+
+
+def test_two_budgets_are_one_too_many() -> None:
+    assert refusal(ChatRequest, CHAT | {"max_tokens": 5, "max_completion_tokens": 5}).param == "max_tokens"
