@@ -50,7 +50,13 @@ class Verifier:
         config = checkpoint.config
         model = Model(config, checkpoint, create_attention(backend))
         # One page more than the books know of: rows that only pad the batch write there.
-        pool = PagePool(config.num_layers, num_pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        pool = PagePool(
+            num_pages + 1,
+            page_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
         row_counts = RowCounts.any_up_to(max_rows)
         if exact:
             row_counts = find_row_counts(
@@ -76,11 +82,12 @@ class Verifier:
             plan.segments,
             page_size=self.pool.page_size,
             num_rows=self.row_counts.pad(plan.num_rows),
-            scratch_slot=self.pool.num_slots - 1,
+            scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
         )
         hidden, tapped = self.model.forward(layout, self.pool, self.taps)
         return StepOutput(self._logits(plan, hidden), self._features(plan, tapped))
 
+    @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Moves KV between physical slots, in all layers: the kept nodes' into place."""
         self.pool.move(sources, targets)

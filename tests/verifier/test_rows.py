@@ -1,0 +1,38 @@
+"""Row counts: what the self-test finds, and what exact mode pads to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verifier.errors import DraftreeError
+from verifier.rows import RowCounts, find_row_counts
+
+
+def test_pad_takes_the_smallest_count_that_holds() -> None:
+    counts = RowCounts((4, 8, 12))
+    assert [counts.pad(n) for n in (1, 4, 5, 12)] == [4, 4, 8, 12]
+    assert counts.largest == 12
+    assert RowCounts.any_up_to(3).pad(2) == 2
+
+
+def test_counts_that_treat_rows_differently_are_left_out() -> None:
+    """A kernel whose remainder code differs: rows beyond a multiple of four come out in other bits."""
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        whole = len(x) // 4 * 4
+        return torch.cat((x[:whole], x[whole:] * (1 + 1e-6)))
+
+    assert find_row_counts(kernel, width=8, largest=24).counts == (4, 8, 12, 16, 20, 24)
+
+
+def test_counts_that_agree_only_among_themselves_are_no_yardstick() -> None:
+    """Two and three rows share a kernel of their own: taking them for the truth left no count for a prompt chunk."""
+    counts = find_row_counts(lambda x: x * 3 if len(x) >= 4 else x * (3 + 1e-6), width=8, largest=24)
+    assert counts.counts == tuple(range(4, 25))
+
+
+def test_no_count_at_all_is_said() -> None:
+    calls = iter(range(10**6))
+    with pytest.raises(DraftreeError, match="exact=false"):
+        find_row_counts(lambda x: x + next(calls), width=8, largest=8)
