@@ -6,9 +6,12 @@ the numbers of the nodes it is asked about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from drafter.base import DraftLimits
+from verifier.errors import BadSetting
 from verifier.tree import TokenTree
 
 
@@ -52,3 +55,149 @@ class TreeBuilder:
 
     def build(self) -> TokenTree:
         return TokenTree(tuple(self._tokens), tuple(self._parents))
+
+
+class GrowthNode(NamedTuple):
+    """A node as its source sees it. The root has number 0; numbers go up in the order in which nodes came to be."""
+
+    number: int
+    parent: int  # its number; -1 for the root
+    token: int
+    depth: int
+    log_prob: float  # of the path from the root, 0 or less
+
+
+Guesses = Sequence[tuple[int, float]]  # tokens with their log-probabilities, likeliest first
+
+
+class Source(Protocol):
+    """Anything that scores next tokens: a draft network, a table, a test.
+
+    It may rank by other things than its own probabilities, such as log q plus the acceptance noise, as long as the
+    second entry is a log-probability of being accepted.
+    """
+
+    def expand(self, frontier: Sequence[GrowthNode], num_guesses: int) -> Sequence[Guesses]:
+        """For each node of the frontier, ``num_guesses`` guesses at its child; fewer are fine. No node comes twice."""
+        ...
+
+
+class Growth(Protocol):
+    """A tree in the making. Whoever drives many at once merges their frontiers into one call of a source."""
+
+    num_guesses: int
+    frontier: Sequence[GrowthNode]  # what to expand next; empty when the tree is done
+
+    def extend(self, guesses: Sequence[Guesses]) -> None:
+        """Takes the guesses for the frontier, node by node, and moves it on."""
+        ...
+
+    def build(self) -> TokenTree: ...
+
+
+def grow(growth: Growth, source: Source) -> TokenTree:
+    """One forward of the source for each level of the tree."""
+    while growth.frontier:
+        growth.extend(source.expand(growth.frontier, growth.num_guesses))
+    return growth.build()
+
+
+class StaticGrowth:
+    """EAGLE-1 and Medusa: a shape fixed beforehand, given as paths of ranks, such as ``[0], [1], [0, 0]``.
+
+    ``[0, 2]`` is the third-best child of the best child of the root. Paths beyond the limits are left out.
+
+    Raises:
+        BadSetting: a path whose parent is not among the paths.
+    """
+
+    def __init__(self, root: int, choices: Iterable[Sequence[int]], limits: DraftLimits) -> None:
+        shape = sorted({tuple(path) for path in choices if path}, key=lambda path: (len(path), path))
+        for path in shape:
+            if len(path) > 1 and path[:-1] not in shape:
+                raise BadSetting("choices", path, f"below a path that is there, and {path[:-1]} is not")
+        fitting = [path for path in shape if len(path) <= limits.max_draft and max(path) < limits.draft_top_k]
+        self._ranks: dict[tuple[int, ...], list[int]] = {}  # of each path: the ranks of its children, ascending
+        for path in fitting[: limits.max_nodes]:
+            self._ranks.setdefault(path[:-1], []).append(path[-1])
+        self.num_guesses = limits.draft_top_k
+        self._nodes = [GrowthNode(0, -1, root, 0, 0.0)]
+        self._paths: list[tuple[int, ...]] = [()]
+        self.frontier = self._nodes[:] if self._ranks else []
+
+    def extend(self, guesses: Sequence[Guesses]) -> None:
+        first_new = len(self._nodes)
+        for parent, row in zip(self.frontier, guesses, strict=True):
+            distinct = _distinct(row)
+            path = self._paths[parent.number]
+            for rank in self._ranks[path]:
+                if rank < len(distinct):
+                    self._nodes.append(_child(parent, len(self._nodes), *distinct[rank]))
+                    self._paths.append((*path, rank))
+        self.frontier = [node for node in self._nodes[first_new:] if self._paths[node.number] in self._ranks]
+
+    def build(self) -> TokenTree:
+        return TokenTree(tuple(node.token for node in self._nodes), tuple(node.parent for node in self._nodes))
+
+
+class BestFirstGrowth:
+    """EAGLE-2 and EAGLE-3: expand the likeliest nodes level by level, then keep the likeliest of all.
+
+    A node's score is the product of the probabilities along its path, as a sum of logarithms in float64. The
+    ``draft_top_k`` best children of a level are expanded next, and at the end the ``max_nodes`` best of the pool are
+    kept, ordered by (score falling, depth, number). Scores fall along a path and equals go to the shallower node, so
+    that what is kept is closed under parents.
+    """
+
+    def __init__(self, root: int, limits: DraftLimits) -> None:
+        self.num_guesses = limits.draft_top_k
+        self._limits = limits
+        self._pool = [GrowthNode(0, -1, root, 0, 0.0)]  # by number
+        self.frontier = [] if limits.off else self._pool[:]
+
+    def extend(self, guesses: Sequence[Guesses]) -> None:
+        first_new = len(self._pool)
+        for parent, row in zip(self.frontier, guesses, strict=True):
+            for token, log_prob in _distinct(row)[: self._limits.draft_top_k]:
+                self._pool.append(_child(parent, len(self._pool), token, log_prob))
+        self.frontier = self._next_frontier(self._pool[first_new:])
+
+    def build(self) -> TokenTree:
+        kept = [0, *sorted(node.number for node in self._best(self._limits.max_nodes))]
+        place = {number: index for index, number in enumerate(kept)}
+        nodes = [self._pool[number] for number in kept]
+        assert all(node.parent in place for node in nodes[1:]), "a node was kept without its parent"
+        return TokenTree(
+            tokens=tuple(node.token for node in nodes),
+            parents=(-1, *(place[node.parent] for node in nodes[1:])),
+        )
+
+    def _next_frontier(self, level: Sequence[GrowthNode]) -> list[GrowthNode]:
+        if not level or level[0].depth == self._limits.max_draft:
+            return []
+        # A child ranks behind its parent for good. So a node that is not among the best max_nodes - 1 by now will have
+        # no kept child, and expanding it would change nothing.
+        hopeful = set(self._best(self._limits.max_nodes - 1))
+        best = sorted(level, key=_rank)[: self._limits.draft_top_k]
+        return [node for node in best if node in hopeful]
+
+    def _best(self, count: int) -> list[GrowthNode]:
+        return sorted(self._pool[1:], key=_rank)[:count]
+
+
+def _rank(node: GrowthNode) -> tuple[float, int, int]:
+    return -node.log_prob, node.depth, node.number
+
+
+def _child(parent: GrowthNode, number: int, token: int, log_prob: float) -> GrowthNode:
+    # A log-softmax can come out a rounding error above 0, and no child may score above its parent.
+    return GrowthNode(number, parent.number, token, parent.depth + 1, parent.log_prob + min(log_prob, 0.0))
+
+
+def _distinct(guesses: Guesses) -> list[tuple[int, float]]:
+    """Without the impossible ones, and each token once, where it ranks highest."""
+    seen: dict[int, float] = {}
+    for token, log_prob in guesses:
+        if log_prob > -math.inf:
+            seen.setdefault(token, log_prob)
+    return list(seen.items())
