@@ -26,10 +26,22 @@ def test_counts_that_treat_rows_differently_are_left_out() -> None:
     assert find_row_counts(kernel, width=8, largest=24).counts == (4, 8, 12, 16, 20, 24)
 
 
+def test_a_kernel_that_knows_places_is_no_yardstick() -> None:
+    """Groups of five whose last row goes through other code agree with any group of five, but not with themselves."""
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        if len(x) < 8:
+            return torch.cat((x[:4], x[4:] * (1 + 1e-6))) if len(x) > 3 else x * (1 + 1e-6)
+        return x
+
+    assert min(find_row_counts(kernel, width=8, largest=24).counts) == 4
+
+
 def test_counts_that_agree_only_among_themselves_are_no_yardstick() -> None:
     """Two and three rows share a kernel of their own: taking them for the truth left no count for a prompt chunk."""
     counts = find_row_counts(lambda x: x * 3 if len(x) >= 4 else x * (3 + 1e-6), width=8, largest=24)
-    assert counts.counts == tuple(range(4, 25))
+    assert min(counts.counts) == 4
+    assert counts.largest == 24
 
 
 def test_no_count_at_all_is_said() -> None:
