@@ -106,12 +106,15 @@ def gumbel_noise(seed: int, choice: int, position: int, first_id: int, num_ids: 
 
 def _keep_best(scores: Scores, top_k: int, top_p: float) -> None:
     """Excludes in place all but the ``top_k`` best, and of these all but the fewest that hold ``top_p`` of the mass."""
-    ranked = np.sort(scores)[::-1]  # numpy sorts fp32 faster than it selects
-    if top_k > 0:
-        ranked = ranked[:top_k]
+    ranked = np.sort(scores)[::-1][:top_k] if top_k > 0 else scores  # numpy sorts fp32 faster than it selects
     if top_p < 1:
+        weights = np.exp(ranked - scores.max())
+        total = float(weights.sum(dtype=np.float64))
+        # Tokens lighter than this hold less than 1 - top_p together, so that the rest reaches top_p without them.
+        light = (1 - top_p) / 2 * total / len(weights)
+        ranked = np.sort(ranked[weights > light])[::-1]
         mass = np.cumsum(np.exp(ranked - ranked[0]), dtype=np.float64)
-        ranked = ranked[: np.searchsorted(mass, top_p * mass[-1]) + 1]
+        ranked = ranked[: np.searchsorted(mass, top_p * total) + 1]
     worst = ranked[-1]
     keep = scores > worst
     keep[np.flatnonzero(scores == worst)[: len(ranked) - np.count_nonzero(keep)]] = True
