@@ -1,4 +1,4 @@
-"""A verifier without a model, a drafter that misbehaves and a clock that stands still: the engine's tests run on these.
+"""A verifier without a model, drafters that misbehave or remember, and a clock that stands still.
 
 The fake verifier keeps in each slot what a real one's KV is, a function of the token, its position and everything
 before it, and reads a row's path back through pages and slots. So a wrong page, a missed copy, a move to the wrong slot
@@ -8,11 +8,11 @@ or a reused prefix that is not one changes what it says, as it would change what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 
-from drafter.base import DraftRequest
-from verifier.acceptance import Verdict
+from drafter.base import Drafter, DraftRequest
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
 from verifier.sampling import SamplingParams, draw
@@ -49,7 +49,7 @@ FAKE_MODEL = ModelConfig(
 
 
 def _state(token: int, position: int, earlier: Sequence[int]) -> int:
-    """What a slot holds: it depends on the whole path, as keys and values do. Tuples of integers hash alike everywhere."""
+    """What a slot holds: as keys and values do, it depends on the whole path. Integers hash alike in every process."""
     return hash((token, position, *earlier))
 
 
@@ -114,7 +114,8 @@ class FakeVerifier:
         return segment.pages[logical // self.page_size] * self.page_size + logical % self.page_size
 
 
-def plain_decoding(prompt: Sequence[int], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def plain_decoding(prompt: tuple[int, ...], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
     """What `FakeVerifier` says, by the definition: no pages, no batches, no trees."""
     ids = list(prompt)
     states: list[int] = []
@@ -125,25 +126,24 @@ def plain_decoding(prompt: Sequence[int], sampling: SamplingParams, num_tokens: 
     return tuple(ids[len(prompt) :])
 
 
-class BrokenDrafter:
-    """Answers with whatever ``answer`` makes of the batch, which may also raise. ``closed`` lists ended sessions."""
+class AnsweringDrafter:
+    """Answers with whatever ``answer`` makes of the batch; it may also raise."""
 
     taps: tuple[int, ...] = ()
 
     def __init__(self, answer: Callable[[Sequence[DraftRequest]], Mapping[int, TokenTree]]) -> None:
         self.answer = answer
-        self.batches: list[Sequence[DraftRequest]] = []
-        self.closed: list[int] = []
+        self._batches: list[Sequence[DraftRequest]] = []
 
     def start(self, batch: Sequence[DraftRequest]) -> int:
-        self.batches.append(batch)
-        return len(self.batches) - 1
+        self._batches.append(batch)
+        return len(self._batches) - 1
 
     def collect(self, ticket: int, deadline_s: float) -> Mapping[int, TokenTree]:
-        return self.answer(self.batches[ticket])
+        return self.answer(self._batches[ticket])
 
     def close(self, sequence: int) -> None:
-        self.closed.append(sequence)
+        pass
 
 
 class ManualClock:
@@ -154,3 +154,25 @@ class ManualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class RecordingDrafter:
+    """Passes everything on to ``drafter`` and remembers it."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.taps = drafter.taps
+        self.batches: list[tuple[DraftRequest, ...]] = []
+        self.open_sessions: set[int] = set()
+
+    def start(self, batch: Sequence[DraftRequest]) -> int:
+        self.batches.append(tuple(batch))
+        self.open_sessions |= {request.sequence for request in batch}
+        return self.drafter.start(batch)
+
+    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, TokenTree]:
+        return self.drafter.collect(ticket, deadline_s)
+
+    def close(self, sequence: int) -> None:
+        self.open_sessions.discard(sequence)
+        self.drafter.close(sequence)

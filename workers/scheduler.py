@@ -23,13 +23,14 @@ Prompt = tuple[TokenSequence, PageLease, PageCopies]  # copies to be done before
 
 
 def share_rows(wanted: Sequence[int], room: int) -> list[int]:
-    """Rows for each prompt, oldest first: half of what is left to each in turn, then the remainder in the same order.
+    """Rows for each prompt, oldest first: half of what is left to each in turn, what others do not want to the oldest.
 
     So the oldest runs at half speed at least, and a short prompt behind a long one need not wait for its end.
     """
     shares = []
-    for rows in wanted:
-        shares.append(min(rows, -(-room // 2)))
+    for i, rows in enumerate(wanted):
+        is_last = i == len(wanted) - 1
+        shares.append(min(rows, room if is_last else -(-room // 2)))
         room -= shares[-1]
     for i, rows in enumerate(wanted):
         more = min(rows - shares[i], room)
