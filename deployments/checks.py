@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.settings import Settings
+from drafter.base import DraftLimits
+from drafter.factory import create_drafter
 from verifier.config import ModelConfig
-from verifier.default_model import default_model_path
 from verifier.errors import BadSetting, DraftreeError
-from verifier.weights import Checkpoint, resolve_model
+from verifier.weights import Checkpoint
+from workers.build import EngineSpec, Reporter, locate_model
+from workers.config import EngineConfig
 
-LONGEST_BY_DEFAULT = 8192  # tokens; what models offer beyond that costs memory that few requests use
 FLOAT32 = 4  # bytes; the KV cache, activations and embeddings
 GIB = 2**30
 
@@ -29,56 +30,63 @@ class ServedModel:
     path: Path
     name: str  # what clients call it
     config: ModelConfig
-    max_model_len: int  # tokens
-    num_pages: int
+    engine: EngineConfig
 
 
-def served_model(settings: Settings, progress: Callable[[str], None] = lambda line: None) -> ServedModel:
+def served_model(settings: Settings, report: Reporter = lambda line: None) -> ServedModel:
     """Finds the model (fetching the default one if need be) and works out what is left to work out.
 
     Raises:
         DraftreeError: there is no such model, or a setting does not fit it; one sentence.
     """
-    path = locate(settings.model, progress)
+    create_drafter(settings.draft_model)
+    path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     config.check_tensor_parallel(settings.tensor_parallel)
     if settings.tensor_parallel > 1:
         raise BadSetting("tensor_parallel", settings.tensor_parallel, "1, as more ranks are not available yet")
-    longest = settings.max_model_len or min(config.max_positions, LONGEST_BY_DEFAULT)
-    if longest > config.max_positions:
-        raise BadSetting("max_model_len", longest, f"at most {config.max_positions}, the positions of {config.name}")
-    cached = settings.kv_cache_tokens or 2 * longest
-    if cached < longest:
-        raise BadSetting("kv_cache_tokens", cached, f"at least {longest}, or one request of that length could not run")
+    spec = engine_spec(settings)
+    longest = spec.engine_config(config).max_model_len
+    if 0 < settings.kv_cache_tokens < longest:
+        why = f"at least {longest}, or one request of max_model_len could not run"
+        raise BadSetting("kv_cache_tokens", settings.kv_cache_tokens, why)
     # A folder is called by its own name, a hub id is a name already.
     own_name = config.name if not settings.model or Path(settings.model).exists() else settings.model
-    name = settings.served_model_name or own_name
-    return ServedModel(path, name, config, longest, math.ceil(cached / settings.page_size))
+    return ServedModel(path, settings.served_model_name or own_name, config, spec.engine_config(config))
 
 
-def check_memory(model: ServedModel, settings: Settings, available: int) -> None:
+def engine_spec(settings: Settings) -> EngineSpec:
+    """The settings as the engine's builder takes them."""
+    return EngineSpec(
+        model=settings.model,
+        draft_model=settings.draft_model,
+        limits=DraftLimits(settings.max_draft, settings.draft_top_k, settings.max_nodes),
+        page_size=settings.page_size,
+        num_pages=math.ceil(settings.kv_cache_tokens / settings.page_size),
+        max_model_len=settings.max_model_len,
+        max_running=settings.max_running,
+        max_rows=settings.max_rows,
+        prefix_cache=settings.prefix_cache,
+        exact=settings.exact,
+        threads=settings.threads or physical_cores(),
+    )
+
+
+def check_memory(model: ServedModel, available: int) -> None:
     """Refuses what does not fit into ``available`` bytes.
 
     Raises:
         DraftreeError: weights and KV cache together need more; says how much.
     """
     weights = weight_bytes(model.config)
-    cache = model.num_pages * settings.page_size * kv_bytes_per_token(model.config)
+    cached_tokens = model.engine.num_pages * model.engine.page_size
+    cache = cached_tokens * kv_bytes_per_token(model.config)
     if weights + cache > available:
         raise DraftreeError(
             f"{model.config.name} does not fit: its weights take {weights / GIB:.1f} GiB and a KV cache of "
-            f"{model.num_pages * settings.page_size} tokens takes {cache / GIB:.1f} GiB, but {available / GIB:.1f} GiB "
+            f"{cached_tokens} tokens takes {cache / GIB:.1f} GiB, but {available / GIB:.1f} GiB "
             "of memory are available (kv_cache_tokens and max_model_len make the cache smaller)."
         )
-
-
-def locate(model: str, progress: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder or GGUF file of ``model``; empty for the default model, which is fetched once.
-
-    Raises:
-        ModelNotFound: there is none.
-    """
-    return resolve_model(model) if model else default_model_path(progress)
 
 
 def weight_bytes(config: ModelConfig) -> int:

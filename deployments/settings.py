@@ -1,4 +1,4 @@
-"""What a user may set, with every default written once.
+"""What a user may set; what the engine has a default for is not given another one here.
 
 Knows names, types and ranges. Knows no model: whether the values fit one is asked in `deployments.checks`.
 """
@@ -6,12 +6,16 @@ Knows names, types and ranges. Knows no model: whether the values fit one is ask
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from click import ClickException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from ray.serve.exceptions import RayServeException
+
+from workers.build import EngineSpec
+
+SPEC = EngineSpec()  # whose defaults are everybody's
 
 
 class RefusedSettings(ClickException, RayServeException):
@@ -29,23 +33,38 @@ class Settings(BaseModel):
     Values may be strings, as the command line gives them. 0 and "" mean "work it out" where that is said.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
-    model: str = Field("", description="folder, GGUF file or hub id; empty: the embedded default model")
-    served_model_name: str = Field("", description="the name clients use; empty: the model's own")
-    draft_model: Literal["none", "ngram"] = Field("ngram", description="who guesses; none is plain decoding")
-    max_draft: int = Field(7, ge=0, le=64, description="draft length: a guess's tokens, at most; 0 is plain decoding")
-    draft_top_k: int = Field(2, ge=1, le=16, description="guesses kept at each node of a draft tree")
-    max_nodes: int = Field(7, ge=0, le=128, description="guesses in a draft tree altogether")
-    page_size: int = Field(16, ge=1, le=256, description="tokens in a page of the KV cache")
-    kv_cache_tokens: int = Field(0, ge=0, description="tokens the KV cache holds; 0: two of the longest requests")
-    max_model_len: int = Field(0, ge=0, description="tokens of prompt and output; 0: the model's limit, at most 8192")
-    max_running: int = Field(16, ge=1, le=1024, description="requests that are decoded at a time; more wait")
-    max_rows: int = Field(96, ge=1, le=4096, description="rows of one forward pass: prompt tokens, roots and guesses")
-    prefix_cache: bool = Field(True, description="whether requests share the KV of equal prompt beginnings")
-    exact: bool = Field(True, description="whether a row's result never depends on its neighbours, at a small price")
-    tensor_parallel: int = Field(1, ge=1, description="ranks that share the model")
-    threads: int = Field(0, ge=0, le=1024, description="threads of the verifier; 0: one for each physical core")
+    model: str = SPEC.model
+    """Folder, GGUF file or hub id; "": the embedded default model."""
+    served_model_name: str = ""
+    """The name clients use; "": the model's own."""
+    draft_model: str = SPEC.draft_model
+    """Who guesses: none (plain decoding) or ngram."""
+    max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
+    """Draft length: the most tokens of a guess; 0 is plain decoding."""
+    draft_top_k: Annotated[int, Field(ge=1, le=16)] = SPEC.limits.draft_top_k
+    """Guesses kept at each node of a draft tree."""
+    max_nodes: Annotated[int, Field(ge=0, le=128)] = SPEC.limits.max_nodes
+    """Guesses in a draft tree altogether."""
+    page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
+    """Tokens in a page of the KV cache."""
+    kv_cache_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the KV cache holds; 0: as many as two of the longest requests need."""
+    max_model_len: Annotated[int, Field(ge=0)] = SPEC.max_model_len
+    """Tokens of prompt and output together; 0: what the model allows, within reason."""
+    max_running: Annotated[int, Field(ge=1, le=1024)] = SPEC.max_running
+    """Requests that are decoded at a time; more wait."""
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = SPEC.max_rows
+    """Rows of one step: prompt tokens, roots and guesses."""
+    prefix_cache: bool = SPEC.prefix_cache
+    """Whether requests share the KV of equal prompt beginnings."""
+    exact: bool = SPEC.exact
+    """Whether a row's result never depends on its neighbours, which has a small price."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share the model."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
+    """Threads of the verifier; 0: one for each physical core."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -1,4 +1,4 @@
-"""What stands in for the parts behind the HTTP interface: a tokenizer of bytes, and a verifier that follows a script."""
+"""What stands in for the parts behind the interface: a tokenizer of bytes, and a verifier that follows a script."""
 
 from __future__ import annotations
 
@@ -109,6 +109,12 @@ def busy_stats() -> EngineStats:
     speculation = Speculation(10, 25, 30, 15, (10, 9, 8), (9, 4, 2))
     counters = Counters(steps=12, rows=52, prompt_tokens=40, output_tokens=27, speculation=speculation)
     return EngineStats(2, 1, 64, 10, 54, 7, 0, 0, 0, counters)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows no events
+            await asyncio.sleep(0.002)
 
 
 def service(verifier: ScriptedVerifier) -> Service:

@@ -100,7 +100,7 @@ def test_neutral_values_and_labels_are_taken() -> None:
 
 
 def test_null_means_left_out() -> None:
-    every = {name: None for name in (set(ChatRequest.model_fields) | set(ChatRequest.neutral)) - {"messages", "model"}}
+    every = dict.fromkeys((set(ChatRequest.model_fields) | set(ChatRequest.neutral)) - {"messages", "model"})
     assert chat(**every) == chat()
     assert chat().temperature == chat().top_p == 1.0
 

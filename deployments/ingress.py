@@ -1,0 +1,56 @@
+"""The ingress's deployment: OpenAI's interface and the router in one replica, which talks to the verifier by handle.
+
+Importing this is light: the HTTP application and the tokenizer are loaded in the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from deployments.checks import served_model
+from deployments.settings import Settings
+from workers.sequence import Progress, Request
+from workers.stats import EngineStats
+
+
+class VerifierHandle:
+    """A `deployments.router.Verifier` that lives in another process."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
+        # instead of through Ray's object store.
+        self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
+        self._stats = handle.options(method_name="stats", _by_reference=False)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+        runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request))
+        try:
+            async for run in runs:
+                yield run
+        finally:
+            runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
+
+    async def stats(self) -> EngineStats:
+        return cast(EngineStats, await self._stats.remote())
+
+
+class Ingress:
+    """Loads the tokenizer, then serves the application."""
+
+    def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
+        self._settings = settings
+        self._verifier = VerifierHandle(verifier)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from deployments.api import Service, create_app
+        from deployments.router import Limits, Router
+        from workers.text import Text
+
+        model = served_model(self._settings)
+        text = Text.load(model.path)
+        limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
+        router = Router(self._verifier, text, limits)
+        return create_app(Service(model.name, router, self._verifier, text))

@@ -1,0 +1,128 @@
+"""The verifier's deployment: an engine on its own thread, and the bridge from that thread to asyncio.
+
+`EngineHost` is a plain class round anything shaped like an engine; `VerifierReplica` builds the real engine and is what
+Serve places, watches and replaces. Knows ids, never text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from deployments.checks import engine_spec
+from deployments.settings import Settings
+from verifier.errors import DraftreeError
+from workers.build import build_engine
+from workers.sequence import Listener, Progress, Request
+from workers.stats import EngineStats
+
+log = logging.getLogger("ray.serve")
+STALL_S = 60.0  # with requests to run and no step in this time, the engine is given up for lost
+
+
+class Engine(Protocol):
+    """What is used of a `workers.engine.Engine`."""
+
+    @property
+    def dead(self) -> str | None: ...
+
+    def submit(self, request: Request, listener: Listener) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class EngineHost:
+    """An engine that runs on another thread, offered to coroutines."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._steps, self._moved_at = -1, clock()
+
+    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+        """The request's progress until its finish. Closed or cancelled before that, the request is aborted."""
+        mailbox = Mailbox()
+        self.engine.submit(request, mailbox.post)
+        finished = False
+        try:
+            while not finished:
+                progress = await mailbox.take()
+                finished = progress.finish is not None
+                yield progress
+        finally:
+            if not finished:
+                self.engine.abort(request.id)
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def check(self) -> None:
+        """To be called now and then.
+
+        Raises:
+            DraftreeError: the engine serves no more, or has not made a step for `STALL_S` although it had work.
+        """
+        if self.engine.dead is not None:
+            raise DraftreeError(self.engine.dead)
+        stats, now = self.engine.stats(), self._clock()
+        if stats.counters.steps != self._steps or not stats.running + stats.waiting:
+            self._steps, self._moved_at = stats.counters.steps, now
+        if now - self._moved_at > STALL_S:
+            raise DraftreeError(f"the engine has made no step for {now - self._moved_at:.0f} seconds")
+
+
+class Mailbox:
+    """Carries one request's progress from the engine's thread to a coroutine.
+
+    What piles up while the coroutine is busy is handed over as one run: a slow reader costs less, not more.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._letters: deque[Progress] = deque()
+        self._ready = asyncio.Event()
+
+    def post(self, progress: Progress) -> None:
+        """Called on the engine's thread. Wakes the coroutine unless an earlier letter has done so already."""
+        self._letters.append(progress)
+        if len(self._letters) == 1:
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def take(self) -> Progress:
+        while not self._letters:
+            self._ready.clear()
+            await self._ready.wait()
+        last = self._letters.popleft()
+        tokens = list(last.tokens)
+        while last.finish is None and self._letters:
+            last = self._letters.popleft()
+            tokens.extend(last.tokens)
+        return Progress(last.request_id, tuple(tokens), last.finish, last.usage, last.error)
+
+
+class VerifierReplica:
+    """Loads the model and serves it; the engine's thread is this process's heart."""
+
+    def __init__(self, settings: Settings) -> None:
+        engine, _ = build_engine(engine_spec(settings), log.info)
+        engine.start()
+        self._host = EngineHost(engine)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+        async with aclosing(self._host.generate(request)) as runs:
+            async for progress in runs:
+                yield progress
+
+    async def stats(self) -> EngineStats:
+        self._host.check()
+        return self._host.stats()
+
+    def check_health(self) -> None:
+        self._host.check()

@@ -1,0 +1,270 @@
+"""The HTTP interface, asked over ASGI by httpx: shapes, errors, streams, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.api import create_app
+from tests.deployments.fakes import MAX_MODEL_LEN, MODEL, TEXT, ScriptedVerifier, busy_stats, says, service, until
+from verifier.errors import DraftreeError
+from workers.sequence import Progress, Request
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
+
+
+def client(verifier: ScriptedVerifier | None = None) -> httpx.AsyncClient:
+    app = create_app(service(verifier or ScriptedVerifier()))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def post(path: str, body: dict[str, Any], verifier: ScriptedVerifier | None = None) -> httpx.Response:
+    async with client(verifier) as http:
+        return await http.post(path, json=body)
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON of each event; the end mark must be there, once and last."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = answer.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_chat_is_answered() -> None:
+    verifier = ScriptedVerifier(says("Hello", " world"))
+    answer = await post("/v1/chat/completions", CHAT, verifier)
+    parsed = ChatCompletion.model_validate_json(answer.text, strict=True)
+    assert parsed.choices[0].message.content == "Hello world"
+    assert parsed.choices[0].finish_reason == "stop"
+    assert parsed.model == MODEL
+    prompt = TEXT.chat_ids(CHAT["messages"])
+    assert verifier.requests[0].prompt_ids == tuple(prompt)
+    usage = answer.json()["usage"]
+    assert usage == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": 12,
+        "total_tokens": len(prompt) + 12,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+async def test_a_stream_is_the_same_answer_in_pieces() -> None:
+    verifier = ScriptedVerifier(says("He", "llo", " wörld 🎈"))
+    chunks = events(await post("/v1/chat/completions", CHAT | {"stream": True}, verifier))
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert "usage" not in chunk
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert [delta["content"] for delta in deltas[1:-1]] == ["He", "llo", " wörld 🎈"]
+    assert deltas[-1] == {}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_usage_comes_last_in_a_stream_that_asks_for_it(path: str) -> None:
+    body = (CHAT if "chat" in path else COMPLETION) | {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(await post(path, body))
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 12
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    whole = (await post(path, body | {"stream": False, "stream_options": None})).json()
+    assert whole["usage"] == chunks[-1]["usage"]
+
+
+async def test_completions_whole_and_streamed() -> None:
+    whole = (await post("/v1/completions", COMPLETION)).json()
+    assert whole["object"] == "text_completion"
+    assert whole["choices"] == [{"index": 0, "text": "Hello world", "finish_reason": "stop", "logprobs": None}]
+    chunks = events(await post("/v1/completions", COMPLETION | {"stream": True}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello world"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
+
+
+async def test_text_that_looks_like_the_protocol_stays_text() -> None:
+    """Chunks are cut out of a template; no text may be taken for a part of it."""
+    text = 'data: [DONE]\n\n\x00"}]} \\u0000 \u2028'
+    verifier = ScriptedVerifier(says(text))
+    answer = await post("/v1/chat/completions", CHAT | {"stream": True}, verifier)
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in events(answer)] == ["", text, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_budgets(stream: bool) -> None:
+    """A completion has 16 tokens unless more are asked for, as at OpenAI; a chat may fill the context."""
+    verifier = ScriptedVerifier(says("x" * 40))
+    await post("/v1/completions", COMPLETION | {"stream": stream}, verifier)
+    await post("/v1/completions", COMPLETION | {"stream": stream, "max_tokens": 30}, verifier)
+    await post("/v1/chat/completions", CHAT | {"stream": stream, "max_completion_tokens": 7}, verifier)
+    answer = await post("/v1/chat/completions", CHAT | {"stream": stream}, verifier)
+    budgets = [request.max_tokens for request in verifier.requests]
+    assert budgets == [16, 30, 7, MAX_MODEL_LEN - len(verifier.requests[-1].prompt_ids)]
+    assert answer.status_code == 200
+
+
+async def test_sampling_reaches_the_engine() -> None:
+    verifier = ScriptedVerifier()
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -3}
+    await post("/v1/chat/completions", CHAT | fields, verifier)
+    sampling = verifier.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
+    assert sampling.seed == -3
+
+
+async def test_prompts_as_ids() -> None:
+    verifier = ScriptedVerifier()
+    await post("/v1/completions", COMPLETION | {"prompt": [1, 2, 3]}, verifier)
+    assert verifier.requests[0].prompt_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param", "code"),
+    [
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"model": "other", "messages": CHAT["messages"]},
+            404,
+            "model",
+            "model_not_found",
+        ),
+        ("POST", "/v1/completions", {"model": "other", "prompt": "x"}, 404, "model", "model_not_found"),
+        ("GET", "/v1/models/other", None, 404, "model", "model_not_found"),
+        ("GET", "/v1/nothing", None, 404, None, "unknown_url"),
+        ("GET", "/v1/chat/completions", None, 405, None, "method_not_allowed"),
+        ("POST", "/v1/chat/completions", CHAT | {"logprobs": True}, 400, "logprobs", "unsupported_parameter"),
+        ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 10**9}, 400, "max_tokens", "context_length_exceeded"),
+        ("POST", "/v1/completions", {"model": MODEL, "prompt": "x" * 3000}, 400, "prompt", "context_length_exceeded"),
+        ("POST", "/v1/completions", {"model": MODEL, "prompt": [99999]}, 400, "prompt", "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_have_openais_shape(
+    method: str, path: str, body: dict[str, Any] | None, status: int, param: str | None, code: str, stream: bool
+) -> None:
+    async with client() as http:
+        answer = await http.request(method, path, json=body and body | {"stream": stream})
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+async def test_bad_json_is_400() -> None:
+    async with client() as http:
+        answer = await http.post("/v1/chat/completions", content=b"{nope")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def breaks_after(*runs: str) -> ScriptedVerifier:
+    def script(request: Request) -> list[Progress]:
+        good = [Progress(request.id, tuple(TEXT.encode(run))) for run in runs]
+        return [*good, Progress(request.id, (), "error", error="SECRET")]
+
+    return ScriptedVerifier(script)
+
+
+async def test_a_failure_before_the_first_text_has_a_status() -> None:
+    for stream in (False, True):
+        answer = await post("/v1/chat/completions", CHAT | {"stream": stream}, breaks_after())
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+async def test_a_failure_after_it_is_an_event_and_then_the_end() -> None:
+    chunks = events(await post("/v1/chat/completions", CHAT | {"stream": True}, breaks_after("Hel")))
+    assert chunks[-2]["choices"][0]["delta"] == {"content": "Hel"}
+    assert chunks[-1]["error"]["type"] == "server_error"
+    assert "SECRET" not in str(chunks)
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks[:-1])
+
+
+async def test_what_nobody_foresaw_is_500_without_its_text() -> None:
+    def script(request: Request) -> list[Progress]:
+        raise RuntimeError("SECRET")
+
+    answer = await post("/v1/chat/completions", CHAT, ScriptedVerifier(script))
+    assert answer.status_code == 500
+    assert "SECRET" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cancelled_request_is_aborted(stream: bool) -> None:
+    """What Serve does to the handler when its client leaves before an answer."""
+    verifier = ScriptedVerifier(says("a", "b"), pause_s=60)
+    task = asyncio.create_task(post("/v1/chat/completions", CHAT | {"stream": stream}, verifier))
+    await until(lambda: bool(verifier.requests))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert verifier.aborted == [verifier.requests[0].id]
+
+
+async def test_models() -> None:
+    async with client() as http:
+        models = (await http.get("/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == [MODEL]
+        assert (await http.get(f"/v1/models/{MODEL}")).json() == models["data"][0]
+
+
+async def test_health_tells_the_truth() -> None:
+    async with client() as http:
+        assert (await http.get("/health")).json() == {"status": "ok", "running": 0, "waiting": 0}
+    async with client(ScriptedVerifier(unwell=DraftreeError("the engine's thread failed"))) as http:
+        answer = await http.get("/health")
+    assert answer.status_code == 503
+    assert "the engine's thread failed" in answer.json()["error"]["message"]
+
+
+async def scraped(http: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
+    text = (await http.get("/metrics")).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert not [sample for sample in samples if not math.isfinite(sample.value)]
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+
+
+async def test_a_fresh_server_has_metrics_and_no_nan() -> None:
+    async with client() as http:
+        found = await scraped(http)
+    assert found["draftree_drafted_tokens_total",] == 0
+    assert found["draftree_kv_pages", "total"] == 64
+
+
+async def test_metrics_tell_speculation_and_requests() -> None:
+    async with client(ScriptedVerifier(figures=busy_stats())) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+        await http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        await http.post("/v1/chat/completions", json=CHAT | {"n": 2})
+        found = await scraped(http)
+    assert found["draftree_drafted_tokens_total",] == 30
+    assert found["draftree_accepted_tokens_total",] == 15
+    assert [found["draftree_accepted_by_position_total", str(position)] for position in (1, 2, 3)] == [9, 4, 2]
+    assert found["draftree_verified_tokens_total",] / found["draftree_verify_steps_total",] == 2.5
+    assert (found["draftree_running",], found["draftree_waiting",]) == (2, 1)
+    assert found["draftree_requests_total", "chat", "200"] == 2
+    assert found["draftree_requests_total", "chat", "400"] == 1
+    assert found["draftree_time_to_first_text_seconds_count",] == 2
+
+
+async def test_metrics_survive_a_lost_verifier() -> None:
+    async with client(ScriptedVerifier(unwell=DraftreeError("gone"))) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+        found = await scraped(http)
+    assert found["draftree_requests_total", "chat", "200"] == 1
+    assert ("draftree_running",) not in found
+
+
+async def test_broken_and_abandoned_streams_are_counted_as_such() -> None:
+    async with client(breaks_after("a")) as http:
+        await http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        assert (await scraped(http))["draftree_requests_total", "chat", "broken"] == 1

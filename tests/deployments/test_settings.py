@@ -1,0 +1,163 @@
+"""What a user gets wrong is one sentence, before Ray and before torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+
+import click
+import pytest
+import yaml
+from ray.serve import Application
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeDeploySchema
+
+import deployments
+from deployments.checks import (
+    available_memory,
+    check_memory,
+    kv_bytes_per_token,
+    physical_cores,
+    served_model,
+    weight_bytes,
+)
+from deployments.settings import RefusedSettings, Settings
+from tests.deployments.tiny import make_tiny_model
+from verifier.config import ModelConfig
+from verifier.errors import BadSetting, DraftreeError, ModelNotFound
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def build(**args: object) -> Application:
+    """As Ray does it, for the command line and for YAML files."""
+    assert isinstance(deployments.app, FunctionType)
+    app = call_user_app_builder_with_args_if_necessary(deployments.app, args)
+    assert isinstance(app, Application)
+    return app
+
+
+def test_values_may_be_strings() -> None:
+    settings = Settings.model_validate({"max_draft": "3", "exact": "false", "model": "m"})
+    assert (settings.max_draft, settings.exact, settings.model) == (3, False, "m")
+    assert Settings.model_validate({}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"max_drafts": "3"}, ("there is no setting max_drafts", "max_draft?")),
+        ({"zzz": "3"}, ("there is no setting zzz", "draft_model, max_draft")),
+        ({"max_draft": "many"}, ("max_draft", "'many'", "integer")),
+        ({"max_draft": "-1"}, ("max_draft", "'-1'", "greater than or equal to 0")),
+        ({"exact": "perhaps"}, ("exact", "'perhaps'", "boolean")),
+    ],
+)
+def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[str, ...]) -> None:
+    with pytest.raises(RefusedSettings) as caught:
+        Settings.model_validate(args)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+    # What makes `serve run` print the sentence alone, and a YAML deployment show it as its status.
+    assert isinstance(caught.value, click.ClickException)
+    assert isinstance(caught.value, RayServeException)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"model": "/nowhere/model"}, ("/nowhere/model",)),
+        ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "none, ngram")),
+        ({"tensor_parallel": "2"}, ("tensor_parallel", "2", "9 query heads", "1 or 3")),
+        ({"tensor_parallel": "3"}, ("tensor_parallel", "not available yet")),
+        ({"max_model_len": "257"}, ("max_model_len", "257", "256")),
+        ({"kv_cache_tokens": "255"}, ("kv_cache_tokens", "255", "at least 256")),
+        ({"kv_cache_tokens": str(10**12)}, ("does not fit", "GiB")),
+        ({"max_running": "97", "max_rows": "96"}, ("max_running", "97", "96")),
+    ],
+)
+def test_settings_that_do_not_fit_the_model(tiny: str, args: dict[str, str], words: tuple[str, ...]) -> None:
+    with pytest.raises(RefusedSettings) as caught:
+        build(**{"model": tiny} | args)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+
+
+def test_the_app_is_built_from_settings(tiny: str) -> None:
+    app = build(model=tiny, max_draft="3")
+    assert app._bound_deployment.name == "Ingress"
+
+
+def test_building_the_app_needs_no_torch(tiny: str) -> None:
+    code = f"import sys, deployments as d; d.app(d.build.Settings(model={tiny!r})); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_what_is_left_to_work_out(tiny: str) -> None:
+    model = served_model(Settings(model=tiny, page_size=16))
+    assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("tiny", 256, 32)
+    model = served_model(Settings(model=tiny, served_model_name="mine", max_model_len=100, kv_cache_tokens=101))
+    assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("mine", 100, 7)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        served_model(Settings(model=str(tmp_path)))
+
+
+def test_more_ranks_than_one_are_refused_for_now(tiny: str) -> None:
+    with pytest.raises(BadSetting, match="not available yet"):
+        served_model(Settings(model=tiny, tensor_parallel=3))
+
+
+def test_memory_is_counted(tiny: str) -> None:
+    config = ModelConfig.from_hf(tiny)
+    weights = sum(path.stat().st_size for path in Path(tiny).glob("*.safetensors"))
+    embedding = config.vocab_size * config.hidden_size
+    # fp16 on disk; the embedding is held as fp32, and once more as the packed head.
+    assert weight_bytes(config) == pytest.approx(weights + embedding * 4, abs=20_000)
+    assert kv_bytes_per_token(config) == 2 * 2 * 3 * 64 * 4
+    model = served_model(Settings(model=tiny))
+    needed = weight_bytes(config) + 512 * kv_bytes_per_token(config)
+    check_memory(model, needed)
+    with pytest.raises(DraftreeError, match="does not fit"):
+        check_memory(model, needed - 1)
+
+
+def test_the_machine_has_memory_and_cores() -> None:
+    assert 2**26 < available_memory() < 2**50
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_the_yaml_file_is_a_serve_config_with_known_settings() -> None:
+    config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "deployments" / "serve.yaml").read_text()))
+    (application,) = config.applications
+    assert application.import_path == "deployments:app"
+    Settings.model_validate(application.args)
+
+
+@pytest.mark.parametrize("args", ["max_drafts=3", "max_draft=many", "model=/nowhere/model", "tensor_parallel=2"])
+@pytest.mark.slow
+def test_serve_run_prints_one_sentence_and_exits_1(tiny: str, args: str) -> None:
+    """Ray would print a traceback of its own for any other kind of exception."""
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", "deployments:app", f"model={tiny}", args]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stdout + result.stderr
+    *_, sentence = result.stderr.strip().splitlines()
+    assert sentence.startswith("Error: ")
+    assert args.split("=")[args.startswith("model")] in sentence
+    assert "Started a local Ray instance" not in result.stdout + result.stderr
