@@ -133,8 +133,8 @@ def test_certain_guesses_keep_their_parents() -> None:
 
 def test_a_log_probability_above_zero_by_rounding_does_not_lift_a_child_above_its_parent() -> None:
     source = Table({})
-    source.guesses = lambda path: [(len(path), 1e-7), (9, -0.5)]  # type: ignore[method-assign]
-    assert best_first(source, DraftLimits(4, 2, 4)).parents == (-1, 0, 1, 2, 3)
+    source.guesses = lambda path: [(A, 1e-7), (B, 1e-7)]  # type: ignore[method-assign]
+    assert best_first(source, DraftLimits(2, 2, 2)).parents == (-1, 0, 0)
 
 
 def test_growth_stops_when_deeper_nodes_cannot_be_kept() -> None:
@@ -147,6 +147,8 @@ def test_guesses_that_are_double_or_impossible_are_left_out() -> None:
     source = Table({(): [(A, 0.5), (A, 0.3), (B, 0.2), (C, 0.0)], (A,): [(D, math.nan)]})
     tree = best_first(source, DraftLimits(2, 4, 9))
     assert (tree.tokens, tree.parents) == ((ROOT, A, B), (-1, 0, 0))
+    likelier_first = Table({(): [(A, 0.5), (B, 0.4), (A, 0.1)]})
+    assert best_first(likelier_first, DraftLimits(1, 3, 1)) == TokenTree.chain([ROOT, A])
 
 
 def test_a_source_without_guesses_gives_the_root_alone() -> None:

@@ -117,6 +117,13 @@ def test_the_exact_noise_is_computed_for_hardly_any_token(temperature: float, sp
     assert max(counts) <= 50
 
 
+def test_the_greatest_possible_noise_is_not_overlooked() -> None:
+    """One word of random bits in four billion has an upper half of zero, and its noise is greater than the rest."""
+    scores = np.array([0, 0, -30, 0], dtype=np.float32)
+    bits = np.array([2**63, 2**63, 0, 2**62], dtype=np.uint64)
+    assert set(sampling._contenders(scores, bits)) >= {2, 3}
+
+
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-6])
 def test_temperatures_near_zero_are_greedy(temperature: float) -> None:
     """Fault: parts that disagreed about which temperature means greedy divided by zero, and NaN logits came out."""
