@@ -86,7 +86,11 @@ class Growth(Protocol):
     """A tree in the making. Whoever drives many at once merges their frontiers into one call of a source."""
 
     num_guesses: int
-    frontier: Sequence[GrowthNode]  # what to expand next; empty when the tree is done
+
+    @property
+    def frontier(self) -> Sequence[GrowthNode]:
+        """What to expand next; empty when the tree is done."""
+        ...
 
     def extend(self, guesses: Sequence[Guesses]) -> None:
         """Takes the guesses for the frontier, node by node, and moves it on."""
@@ -153,6 +157,7 @@ class BestFirstGrowth:
         self.num_guesses = limits.draft_top_k
         self._limits = limits
         self._pool = [GrowthNode(0, -1, root, 0, 0.0)]  # by number
+        self._best: list[GrowthNode] = []  # the max_nodes best of the pool, best first
         self.frontier = [] if limits.off else self._pool[:]
 
     def extend(self, guesses: Sequence[Guesses]) -> None:
@@ -160,10 +165,12 @@ class BestFirstGrowth:
         for parent, row in zip(self.frontier, guesses, strict=True):
             for token, log_prob in _distinct(row)[: self._limits.draft_top_k]:
                 self._pool.append(_child(parent, len(self._pool), token, log_prob))
-        self.frontier = self._next_frontier(self._pool[first_new:])
+        level = sorted(self._pool[first_new:], key=_rank)
+        self._best = sorted(self._best + level, key=_rank)[: self._limits.max_nodes]
+        self.frontier = self._next_frontier(level)
 
     def build(self) -> TokenTree:
-        kept = [0, *sorted(node.number for node in self._best(self._limits.max_nodes))]
+        kept = [0, *sorted(node.number for node in self._best)]
         place = {number: index for index, number in enumerate(kept)}
         nodes = [self._pool[number] for number in kept]
         assert all(node.parent in place for node in nodes[1:]), "a node was kept without its parent"
@@ -177,12 +184,8 @@ class BestFirstGrowth:
             return []
         # A child ranks behind its parent for good. So a node that is not among the best max_nodes - 1 by now will have
         # no kept child, and expanding it would change nothing.
-        hopeful = set(self._best(self._limits.max_nodes - 1))
-        best = sorted(level, key=_rank)[: self._limits.draft_top_k]
-        return [node for node in best if node in hopeful]
-
-    def _best(self, count: int) -> list[GrowthNode]:
-        return sorted(self._pool[1:], key=_rank)[:count]
+        hopeful = set(self._best[: self._limits.max_nodes - 1])
+        return [node for node in level[: self._limits.draft_top_k] if node in hopeful]
 
 
 def _rank(node: GrowthNode) -> tuple[float, int, int]:

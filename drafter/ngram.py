@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import cycle, islice
 
 from drafter.base import DraftRequest, InstantDraft
 from drafter.growth import TreeBuilder
@@ -114,5 +114,4 @@ class _Index:
 
     def continuation(self, end: int, num_tokens: int) -> list[int]:
         """What follows ``end``. Where the text itself ends, what followed once is taken to follow again."""
-        period = self.ids[end : end + num_tokens]
-        return (period * (num_tokens // len(period) + 1))[:num_tokens]
+        return list(islice(cycle(self.ids[end : end + num_tokens]), num_tokens))
