@@ -37,6 +37,10 @@ class Text:
         template = ChatTemplate(files.chat_template, files.marks) if files.chat_template else None
         return cls(files.tokenizer, template)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, with the beginning-of-text mark if this model has one.
 
