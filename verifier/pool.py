@@ -1,0 +1,61 @@
+"""The tensors of the paged KV cache. Knows slots and pages, but not whose they are (see ``pages.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class PagePool:
+    """Keys and values of all layers. Slot ``page * page_size + offset`` is one row in each of them.
+
+    Attributes:
+        keys, values: ``[num_layers, num_pages * page_size, num_kv_heads, head_dim]``. Zeros at first: attention may
+            read slots that it gives no weight, and in memory never written it could meet NaN, which 0 does not cancel.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (num_layers, num_pages * page_size, num_kv_heads, head_dim)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots. All sources are read before any target is written, so the two may overlap.
+
+        The targets must differ from one another.
+        """
+        changed = {target: source for source, target in zip(sources, targets, strict=True) if source != target}
+        self._copy(self.keys, changed)
+        self._copy(self.values, changed)
+
+    def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copies whole pages, as (source, target). All sources are read before any target is written.
+
+        Where a target comes twice, the later pair counts: it may have been lent, returned and lent again meanwhile.
+        """
+        changed = {target: source for source, target in pairs}
+        by_page = (-1, self.num_pages, self.page_size * self.keys[0, 0].numel())
+        self._copy(self.keys.view(by_page), changed)
+        self._copy(self.values.view(by_page), changed)
+
+    @staticmethod
+    def _copy(rows: Tensor, changed: dict[int, int]) -> None:
+        """``rows[:, target] = rows[:, source]`` for every target and its source."""
+        if changed:
+            targets = torch.tensor(list(changed), device=rows.device)
+            sources = torch.tensor(list(changed.values()), device=rows.device)
+            rows.index_copy_(1, targets, rows.index_select(1, sources))
