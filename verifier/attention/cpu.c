@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BLOCK = 64, TILE = 4, LANES = 8 };
+enum { BLOCK = 64, MOST_ROWS = 16, LANES = 8 };
 
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v8_in_memory __attribute__((vector_size(32), aligned(4), may_alias));
@@ -138,20 +138,22 @@ void attend(float *out, const float *queries, const float *keys, const float *va
             const int32_t *starts, const int32_t *page_offsets, const int32_t *path_offsets, const int32_t *pages,
             const int32_t *paths, int rows, int kv_heads, int group, int head_dim, int64_t query_stride, int page_size,
             int window, float scale, int threads) {
-    int vectors = head_dim / LANES, tiles = (rows + TILE - 1) / TILE;
+    int vectors = head_dim / LANES, tile = rows * kv_heads / (4 * threads); /* leaves tasks to share out evenly */
+    tile = tile < 1 ? 1 : tile > MOST_ROWS ? MOST_ROWS : tile;
+    int tiles = (rows + tile - 1) / tile;
     size_t stride = (size_t)kv_heads * head_dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int task = 0; task < tiles * kv_heads; task++) {
-        int head = task % kv_heads, tile = task / kv_heads * TILE, count = rows - tile < TILE ? rows - tile : TILE;
-        v8 query[TILE][group][vectors], mixed[TILE][group][vectors];
-        Head heads[TILE][group];
-        int first[TILE], end[TILE], begin = INT32_MAX, stop = 0;
+        int head = task % kv_heads, row = task / kv_heads * tile, count = rows - row < tile ? rows - row : tile;
+        v8 query[count][group][vectors], mixed[count][group][vectors];
+        Head heads[count][group];
+        int first[count], end[count], begin = INT32_MAX, stop = 0;
         for (int r = 0; r < count; r++) {
-            const float *from = queries + (tile + r) * query_stride + (size_t)head * group * head_dim;
+            const float *from = queries + (row + r) * query_stride + (size_t)head * group * head_dim;
             for (int i = 0; i < group * vectors; i++) query[r][0][i] = load(from + i * LANES) * scale;
             for (int i = 0; i < group * vectors; i++) mixed[r][0][i] = all(0);
             for (int g = 0; g < group; g++) heads[r][g].total = all(0), heads[r][g].largest = -INFINITY;
-            end[r] = (int)positions[tile + r] + 1;
+            end[r] = (int)positions[row + r] + 1;
             first[r] = window > 0 && end[r] > window ? end[r] - window : 0;
             begin = first[r] < begin ? first[r] : begin;
             stop = end[r] > stop ? end[r] : stop;
@@ -159,17 +161,17 @@ void attend(float *out, const float *queries, const float *keys, const float *va
         for (int block = begin / BLOCK * BLOCK; block < stop; block += BLOCK)
             for (int r = 0; r < count; r++) {
                 size_t offsets[BLOCK];
-                int row = tile + r, low = first[r] > block ? first[r] : block;
+                int low = first[r] > block ? first[r] : block;
                 int n = (end[r] < block + BLOCK ? end[r] : block + BLOCK) - low;
                 if (n <= 0) continue;
-                find_keys(offsets, low, low + n, starts[row], pages + page_offsets[row], paths + path_offsets[row],
-                          page_size, stride);
+                find_keys(offsets, low, low + n, starts[row + r], pages + page_offsets[row + r],
+                          paths + path_offsets[row + r], page_size, stride);
                 add_block(query[r][0], mixed[r][0], heads[r], group, vectors, keys + (size_t)head * head_dim,
                           values + (size_t)head * head_dim, offsets, n);
             }
         for (int r = 0; r < count; r++)
             for (int g = 0; g < group; g++) {
-                float *to = out + (tile + r) * stride * group + ((size_t)head * group + g) * head_dim;
+                float *to = out + (row + r) * stride * group + ((size_t)head * group + g) * head_dim;
                 float total = add_lanes(heads[r][g].total);
                 for (int d = 0; d < vectors; d++) *(v8_in_memory *)(to + d * LANES) = mixed[r][g][d] / total;
             }

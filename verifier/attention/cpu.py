@@ -60,7 +60,7 @@ class CpuAttention:
         assert queries.stride()[1:] == (head_dim, 1)  # rows may lie apart, as when they are split off a merged matrix
         assert num_rows == layout.num_rows
         kv_heads = keys.shape[1]
-        out = queries.new_empty(queries.shape)
+        out = queries.new_empty(num_rows, num_heads, head_dim)
         self._kernel(
             out.data_ptr(),
             queries.data_ptr(),
