@@ -79,7 +79,7 @@ class FakeVerifier:
         assert plan.num_rows <= self.max_rows, "more rows than the verifier takes"
         self.on_forward(plan)
         self.plans.append(plan)
-        self._copy_pages(plan.page_copies)
+        self.copy_pages(plan.page_copies)
         written = [slot for segment in plan.segments for slot in self._new_slots(segment)]
         assert len(set(written)) == len(written), "two rows write to the same slot"
         logits = [self._run(segment) for segment in plan.segments]
@@ -100,7 +100,7 @@ class FakeVerifier:
         scored = [_logits(state) for state in states[segment.scored_from :]]
         return torch.stack(scored) if scored else torch.empty(0, VOCAB_SIZE)
 
-    def _copy_pages(self, page_copies: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, page_copies: Sequence[tuple[int, int]]) -> None:
         size = self.page_size
         pages = {target: self.slots[source * size : (source + 1) * size] for source, target in page_copies}
         assert len(pages) == len(page_copies), "a page is copied over twice"

@@ -118,8 +118,7 @@ class Scheduler:
         """
         sequence = turn.sequence
         run = sequence.extend(verdict.tokens[turn.num_written :])
-        end = min(turn.start + len(verdict.nodes), len(sequence.ids))
-        self.pages.commit(turn.lease, sequence.ids[turn.start : end])
+        self.pages.commit(turn.lease, sequence.ids[turn.start : turn.start + len(verdict.nodes)])
         if turn.decodes:
             self.pages.trim(turn.lease)
         return run

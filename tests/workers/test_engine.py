@@ -274,6 +274,26 @@ def test_guesses_displace_nobody() -> None:
     assert scheduled(Bushy(Anti(continuation(requests), vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)) == plain
 
 
+@pytest.mark.parametrize("page_size", [4, 8, 16])
+def test_a_prompt_that_another_request_holds_is_copied_before_it_is_written(page_size: int) -> None:
+    """All of the prompt is cached, in pages of a running request; its last token is computed again, elsewhere."""
+    longer = Request("longer", tuple(range(20)), SamplingParams(seed=1), 30)
+    whole = Request("whole", tuple(range(16)), SamplingParams(seed=2), 30)
+    engine = make_engine(Bushy(Oracle(continuation([longer, whole])), vocab_size=VOCAB_SIZE), page_size=page_size)
+    listeners = [Listener(), Listener()]
+    engine.submit(longer, listeners[0])
+    engine.step()
+    engine.submit(whole, listeners[1])
+    while engine.step():
+        engine.check_integrity()
+    assert [listener.tokens for listener in listeners] == [truth(longer), truth(whole)]
+    assert sum(len(plan.page_copies) for plan in fake_of(engine).plans) == 1
+    usage = listeners[1].events[-1].usage
+    assert usage is not None
+    assert usage.cached_tokens == 15
+    check_clean(engine)
+
+
 def test_prefixes_are_shared_with_equal_salts_only() -> None:
     prompt = tuple(range(20))
     engine = make_engine()
@@ -448,22 +468,26 @@ def is_poisoned(plan: StepPlan) -> bool:
 
 def test_a_request_that_breaks_its_step_fails_alone() -> None:
     """Its neighbours have the same turn again, and their text is the same. Page copies are done again, too."""
-    common = tuple(range(16))
-    healthy = [Request(f"{i}", (*common, i)[: 16 + i % 2], SamplingParams(seed=i), 20) for i in range(5)]
+    healthy = [Request(f"{i}", tuple(range(16 + 4 * (i == 0))), SamplingParams(seed=i), 20) for i in range(4)]
     poisoned = Request("poisoned", (22, 1, 2), SamplingParams(), 20)
     engine = make_engine(Bushy(Oracle(continuation(healthy)), vocab_size=VOCAB_SIZE))
-    engine.run(healthy[:1])  # fills the prefix cache, so that full hits copy pages
+    copies_in_failed_steps = 0
 
     def forward(plan: StepPlan) -> None:
+        nonlocal copies_in_failed_steps
         if is_poisoned(plan):
+            copies_in_failed_steps += len(plan.page_copies)
+            fake_of(engine).copy_pages(plan.page_copies)
             raise RuntimeError("device-side assert")
 
     fake_of(engine).on_forward = forward
+    engine.run(healthy[:1])  # fills the prefix cache
     results = {result.request_id: result for result in engine.run([*healthy, poisoned])}
     failed = results.pop("poisoned")
     assert (failed.finish, failed.error, failed.output_ids) == ("error", "RuntimeError: device-side assert", ())
     for request in healthy:
         assert results[request.id].output_ids == truth(request)
+    assert copies_in_failed_steps > 0
     assert engine.dead is None
     assert engine.stats().counters.step_failures == 2
     check_clean(engine)
