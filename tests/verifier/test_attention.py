@@ -111,9 +111,20 @@ def attend(
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "kv_heads", "group"), [(64, 3, 3), (80, 2, 1), (96, 1, 4), (128, 2, 7), (16, 2, 2), (12, 2, 2)]
+    ("head_dim", "kv_heads", "group", "page_size", "window"),
+    [
+        (64, 3, 3, 1, None),
+        (64, 3, 3, 16, 70),
+        (80, 2, 1, 4, 1),
+        (80, 2, 1, 32, None),
+        (96, 1, 4, 16, 7),
+        (96, 1, 4, 1, 70),
+        (128, 2, 7, 32, None),
+        (128, 2, 7, 4, 64),
+        (16, 2, 2, 16, 1),
+        (12, 2, 2, 4, 7),
+    ],
 )
-@pytest.mark.parametrize(("page_size", "window"), [(1, None), (4, 1), (16, 7), (32, 70), (16, None)])
 def test_agrees_with_a_dense_softmax_over_every_path(
     attention: Attention, head_dim: int, kv_heads: int, group: int, page_size: int, window: int | None
 ) -> None:
