@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from inspect import getsource
 from random import Random
 from threading import Event, Thread
 
@@ -256,6 +257,22 @@ def test_steps_keep_to_their_rows() -> None:
     assert engine.stats().counters.rows == sum(rows)
 
 
+def test_of_a_prompt_only_the_last_row_is_scored() -> None:
+    """The output head over a large vocabulary costs as much as several layers."""
+    engine = make_engine(max_rows=16)
+    engine.run([Request("r", tuple(range(20)) * 2, SamplingParams(), 1)])
+    assert [(len(s.tree), s.num_scored) for plan in fake_of(engine).plans for s in plan.segments] == [
+        (16, 0),
+        (16, 0),
+        (8, 1),
+    ]
+
+
+def test_the_loop_fits_on_a_screen() -> None:
+    loop = (Engine.step, Engine._propose, Engine._verify_and_commit, Engine._verify, Engine._commit)
+    assert sum(len(getsource(part).splitlines()) + 1 for part in loop) <= 60
+
+
 def test_guesses_displace_nobody() -> None:
     """With a drafter that is always wrong, every prompt chunk, root and preemption is that of plain decoding."""
     requests = make_requests(12, max_prompt=60)
@@ -308,9 +325,11 @@ def test_cached_tokens_are_part_of_the_prompt() -> None:
     """A preempted request finds its own output in the cache; that is no cached prompt."""
     requests = make_requests(8, max_tokens=60, max_prompt=8)
     engine = make_engine(num_pages=20)
-    for result in engine.run(requests) + engine.run(requests):
-        assert result.usage.cached_tokens <= result.usage.prompt_tokens
+    assert [result.usage.cached_tokens for result in engine.run(requests)] == [0] * 8
     assert engine.stats().counters.preemptions > 0
+    assert engine.stats().counters.cached_tokens > 0
+    again = engine.run([Request("again", requests[0].prompt_ids + truth(requests[0])[:20], SamplingParams(), 5)])[0]
+    assert again.usage.cached_tokens <= again.usage.prompt_tokens
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -535,11 +554,16 @@ def test_a_broken_verifier_ends_everything_and_says_why() -> None:
         engine.submit(request, listener)
     engine.step()
 
+    calls = []
+
     def forward(plan: StepPlan) -> None:
+        calls.append(plan)
         raise RuntimeError("the GPU fell off the bus")
 
     fake_of(engine).on_forward = forward
     assert not engine.step()
+    assert not engine.step()
+    assert len(calls) == 3, "the step, its first sequence alone, one more token to make sure"
     assert [listener.finish for listener in listeners] == ["error"] * 5
     assert engine.dead == "the verifier is broken: RuntimeError: the GPU fell off the bus"
     with pytest.raises(EngineDead, match="fell off the bus"):

@@ -105,6 +105,14 @@ def test_no_more_run_than_allowed() -> None:
     assert desk.step() == {1: 1, 2: 2}
 
 
+def test_nobody_is_admitted_without_a_row() -> None:
+    desk = Desk(max_rows=4)
+    for _ in range(6):
+        desk.add(10)
+    assert desk.step() == {0: 2, 1: 1, 2: 1}
+    assert len(desk.scheduler.running) == 3
+
+
 def test_a_prompt_takes_all_its_pages_at_once() -> None:
     """So it never stops half-way for want of pages, and nobody younger is admitted to pages that it will need."""
     desk = Desk(num_pages=10, page_size=4, max_rows=8)
