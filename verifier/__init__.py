@@ -1,0 +1,1 @@
+"""What is true: the target model, its paged KV cache, tree attention, and the one rule of acceptance."""

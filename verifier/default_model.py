@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from verifier.cache import cache_dir
 from verifier.config import ModelConfig
 from verifier.errors import DraftreeError, ModelNotFound
 from verifier.gguf import GGUFFile
@@ -35,13 +36,6 @@ FORMAT = "v1"  # part of the path: a change in the conversion makes a new folder
 CONTROL_TOKEN = 3  # GGUF's token type of what marks up a text and never occurs in it
 
 Progress = Callable[[str], None]
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept: ``DRAFTREE_CACHE``, or ``draftree`` in the user's cache folder."""
-    if own := os.environ.get("DRAFTREE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftree"
 
 
 def default_model_path(progress: Progress = lambda line: None) -> Path:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.models import save_tiny_model
 from tests.verifier.gguf_files import SPECIAL_TOKENS, VOCABULARY, write_gguf
 from verifier import default_model
+from verifier.cache import cache_dir
 from verifier.default_model import convert_gguf, default_model_path
 from verifier.errors import ModelNotFound
 
@@ -58,7 +59,7 @@ def wheel(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def leftovers() -> list[Path]:
-    cache = default_model.cache_dir()
+    cache = cache_dir()
     return [path for path in cache.rglob("*") if path.is_file()]
 
 
@@ -190,10 +191,10 @@ def test_two_at_once_both_succeed(wheel: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DRAFTREE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_model.cache_dir() == tmp_path / "draftree"
+    assert cache_dir() == tmp_path / "draftree"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_model.cache_dir() == tmp_path / ".cache" / "draftree"
+    assert cache_dir() == tmp_path / ".cache" / "draftree"
 
 
 def test_the_command_prints_the_folder_or_one_sentence(wheel: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from verifier.attention import reference
 from verifier.attention.layout import RowLayout
-from verifier.default_model import cache_dir
+from verifier.cache import cache_dir
 
 SOURCE = Path(__file__).with_name("cpu.c")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
