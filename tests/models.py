@@ -32,9 +32,10 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": {"model_type": "llama", "num_key_value_heads": 4},
-    "llama2-linear": {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "llama2-linear": {"model_type": "llama", "rope_parameters": LINEAR_SCALING},
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_SCALING},
     "llama-biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "smollm2": {"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72,
@@ -51,7 +52,7 @@ def save_tiny_model(folder: Path, family: str = "smollm2", *, seed: int = 0, **c
     torch.manual_seed(seed)
     settings = {**SMALL, **FAMILIES[family], **changes}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # initialised to zero, which would hide a missing bias

@@ -1,6 +1,6 @@
 """What one forward pass works on: many sequences' prompt chunks and draft trees as one flat list of rows.
 
-A plan is plain integers, so that it can be broadcast to tensor-parallel ranks; `FlatBatch` is the same thing as tensors.
+A plan is plain integers, so that it can be broadcast to tensor-parallel ranks; `RowLayout` is the same as tensors.
 Knows nothing of requests, sampling or scheduling.
 """
 

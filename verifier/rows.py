@@ -1,8 +1,8 @@
 """Row counts at which this machine's kernels give every row the same bits, whatever its neighbours are.
 
-Matrix kernels work on a few rows at a time and treat a remainder with other code, so the same row can differ in its last
-bits between a batch of 7 and a batch of 8, and flip a near-tie. A self-test at start-up finds the counts that agree;
-exact mode pads every forward pass to one of them. Knows nothing of models.
+Matrix kernels work on a few rows at a time and treat a remainder with other code, so the same row can differ in its
+last bits between a batch of 7 and a batch of 8, and flip a near-tie. A self-test at start-up finds the counts that
+agree; exact mode pads every forward pass to one of them. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowCounts:
 
 
 def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int) -> RowCounts:
-    """Row counts up to ``largest`` at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
+    """Counts up to ``largest`` at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
 
     A count that gives a row the same bits in whichever place it stands is a yardstick; the smallest one whose company
     reaches far enough for prompt chunks is taken (few-row kernels often agree among themselves and with nobody else).

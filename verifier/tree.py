@@ -65,7 +65,9 @@ class TokenTree:
 
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:
-        return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
+        return {
+            (parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
+        }
 
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that carries ``token``."""

@@ -43,7 +43,14 @@ class Verifier:
     @classmethod
     @torch.inference_mode()
     def load(
-        cls, path: Path, *, num_pages: int, page_size: int, exact: bool = True, max_rows: int = 192, backend: str = "auto"
+        cls,
+        path: Path,
+        *,
+        num_pages: int,
+        page_size: int,
+        exact: bool = True,
+        max_rows: int = 192,
+        backend: str = "auto",
     ) -> Verifier:
         """Loads the checkpoint at ``path`` (a Hugging Face folder or a GGUF file) and allocates ``num_pages`` pages."""
         checkpoint = Checkpoint.open(path)

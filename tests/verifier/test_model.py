@@ -88,7 +88,9 @@ def test_taps_are_transformers_hidden_states(tmp_path: Path) -> None:
     with torch.inference_mode():
         states: Sequence[torch.Tensor] = model(torch.tensor([PROMPT[:9]]), output_hidden_states=True).hidden_states
     assert output.features[0] is not None
-    torch.testing.assert_close(output.features[0], torch.stack([states[i][0] for i in (0, 1, 2)], dim=1), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        output.features[0], torch.stack([states[i][0] for i in (0, 1, 2)], dim=1), atol=1e-4, rtol=0
+    )
 
 
 def test_kept_nodes_move_into_place(tmp_path: Path) -> None:
