@@ -1,7 +1,7 @@
 """What decoding costs and what guessing gains, on this machine: forward passes by rows, and tokens/s of whole answers.
 
 Contestants take turns prompt by prompt in one process: all see the same machine, threads and OpenMP settings.
-Each generates the same number of greedy tokens, the prompt included in its time. Knows no HTTP: see `deployments.bench`.
+Each generates as many greedy tokens, the prompt included in its time. Knows no HTTP: see `deployments.bench`.
 """
 
 from __future__ import annotations
