@@ -91,10 +91,11 @@ def make_drafter(
     case: Case, requests: Sequence[Request], truth: Mapping[str, Sequence[int]], vocab_size: int
 ) -> Drafter:
     """``truth``: what plain decoding says, by request id."""
-    texts = [(*request.prompt_ids, *truth[request.id]) for request in requests]
+    texts = [(len(request.prompt_ids), (*request.prompt_ids, *truth[request.id])) for request in requests]
 
     def continuation(ids: Sequence[int]) -> Sequence[int]:
-        return next((text[len(ids) :] for text in texts if text[: len(ids)] == tuple(ids)), ())
+        known = (text for num_prompt, text in texts if num_prompt <= len(ids) and text[: len(ids)] == tuple(ids))
+        return next(known, ())[len(ids) :]
 
     guessing: dict[str, Callable[[], InstantDraft]] = {
         "oracle": lambda: Oracle(continuation),
@@ -149,5 +150,7 @@ def _check_speculation(case: Case, engine: Engine) -> None:
     assert engine.stats().drafter_failures == 0
     if case.drafter == "anti":
         assert speculation.accepted_tokens == 0
-    if case.drafter == "oracle":
+    if case.drafter == "oracle" and not case.bushy:
         assert speculation.accepted_by_position == speculation.drafted_by_position
+    if case.drafter == "oracle" and case.bushy:  # pages may run out before the right branch in the middle
+        assert speculation.accepted_tokens > speculation.verified_tokens / 2
