@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from verifier.errors import BadRequest, DraftreeError
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -49,9 +49,9 @@ def refused(param: str | None, message: str, code: str = "invalid_value") -> Api
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(param: str) -> ApiError:
+def unsupported(param: str, taken: str) -> ApiError:
     """Something that OpenAI has and this server does not honour; silence would be a wrong answer."""
-    return refused(param, f"'{param}' is not supported by this server; leave it out.", "unsupported_parameter")
+    return refused(param, f"'{param}' is not supported by this server: leave it out{taken}.", "unsupported_parameter")
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -21,9 +21,10 @@ class VerifierHandle:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
-        # instead of through Ray's object store.
-        self._generate = handle.options(method_name="generate", stream=True, _by_reference=False)
-        self._stats = handle.options(method_name="stats", _by_reference=False)
+        # instead of through Ray's object store; and plain pickle is enough for them.
+        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        self._generate = direct.options(method_name="generate", stream=True)
+        self._stats = direct.options(method_name="stats")
 
     async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
         runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request))

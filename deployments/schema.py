@@ -7,6 +7,7 @@ those that OpenAI knows and this server does not honour, which are taken only wi
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -79,7 +80,8 @@ class _Strict(BaseModel):
         for name in kept.keys() & cls.neutral.keys():
             value = kept.pop(name)
             if not any(_same(value, each) for each in cls.neutral[name]):
-                raise PydanticCustomError("unsupported", "{name}", {"name": name})
+                taken = "".join(f" or set it to {json.dumps(each)}" for each in cls.neutral[name])
+                raise PydanticCustomError("unsupported", "{name}{taken}", {"name": name, "taken": taken})
         return kept
 
 
@@ -220,7 +222,8 @@ def _in_words(error: ErrorDetails) -> ApiError:
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).removeprefix(".")
     match error["type"]:
         case "unsupported":
-            return unsupported(f"{param}.{error['msg']}".removeprefix("."))
+            context = error["ctx"]
+            return unsupported(f"{param}.{context['name']}".removeprefix("."), context["taken"])
         case "missing":
             return refused(param, f"'{param}' is required.", "missing_required_parameter")
         case "extra_forbidden":

@@ -159,7 +159,7 @@ async def test_errors_have_openais_shape(
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["param"], error["code"]) == (param, code)
-    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+    assert error["type"] == "invalid_request_error"
 
 
 async def test_bad_json_is_400() -> None:

@@ -1,0 +1,186 @@
+"""The service as a user gets it: `serve run` on a config file, a tiny model, the official client."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from openai import BadRequestError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.deployments.tiny import make_tiny_model
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "abcabcabcabc"}]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    dashboard: str
+    config: dict[str, Any]
+    folder: Path
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("serve")
+    config = yaml.safe_load((ROOT / "deployments" / "serve.yaml").read_text())
+    config["http_options"]["port"] = free_port()
+    settings = {"model": str(make_tiny_model(folder / "tiny")), "threads": 1, "page_size": 4, "max_draft": 3}
+    config["applications"][0]["args"] = settings
+    (folder / "serve.yaml").write_text(yaml.safe_dump(config))
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ray.serve.scripts", "run", str(folder / "serve.yaml")],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"RAY_ADDRESS": "local"},
+        )
+    url = f"http://127.0.0.1:{config['http_options']['port']}"
+    try:
+        eventually(lambda: healthy(url) or process.poll() is not None, 120)
+        assert process.poll() is None, log.read_text()
+        found = re.search(r"dashboard at \S*(http://[\d.:]+)", log.read_text())
+        assert found, log.read_text()
+        yield Server(url, found[1], config, folder)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def test_chat_whole_and_streamed(server: Server) -> None:
+    with server.client() as client:
+        whole = client.chat.completions.create(model="tiny", messages=HI, temperature=0, max_tokens=40)
+        stream = client.chat.completions.create(model="tiny", messages=HI, temperature=0, max_tokens=40, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert whole.usage is not None
+    assert whole.choices[0].finish_reason == ("length" if whole.usage.completion_tokens == 40 else "stop")
+    assert text == whole.choices[0].message.content
+    assert text
+
+
+def test_seeds_decide(server: Server) -> None:
+    with server.client() as client:
+
+        def text(seed: int | None) -> str:
+            answer = client.completions.create(model="tiny", prompt="xyz", seed=seed, max_tokens=30)
+            return answer.choices[0].text
+
+        assert text(1) == text(1)
+        assert len({text(None) for _ in range(5)}) > 1
+
+
+def test_the_second_turn_hits_the_prefix_cache(server: Server) -> None:
+    with server.client() as client:
+        turns: list[ChatCompletionMessageParam] = [{"role": "user", "content": "a second turn, please"}]
+        first = client.chat.completions.create(model="tiny", messages=turns, max_tokens=8)
+        turns += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "go"}]
+        second = client.chat.completions.create(model="tiny", messages=turns, max_tokens=8)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens // 4 * 4
+
+
+def test_refusals_keep_their_shape_through_serve(server: Server) -> None:
+    with server.client() as client, pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HI, logprobs=True)
+    assert caught.value.param == "logprobs"
+    with server.client() as client, pytest.raises(BadRequestError, match="256 tokens"):
+        client.completions.create(model="tiny", prompt="x" * 300)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_closed_connections_free_their_sequences(server: Server, stream: bool) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 240, "ignore_eos": True, "stream": stream}
+    aborted = 'draftree_finished_total{reason="abort"}'
+    before = server.metric(aborted)
+    for _ in range(5):
+        if stream:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(5, read=0.05))
+    eventually(lambda: server.metric("draftree_running") + server.metric("draftree_waiting") == 0, 5)
+    assert server.metric(aborted) > before
+    assert server.metric('draftree_kv_pages{state="used"}') == 0
+
+
+def deploy_beside(server: Server, **settings: object) -> str:
+    """Deploys another application, waits until that has failed, and returns the status message."""
+    wrong = {"name": "wrong", "route_prefix": "/wrong", "import_path": "deployments:app", "args": settings}
+    applications = f"{server.dashboard}/api/serve/applications/"
+    config = server.config | {"applications": [*server.config["applications"], wrong]}
+    httpx.put(applications, content=json.dumps(config), timeout=30).raise_for_status()
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(applications, timeout=30).json()["applications"].get("wrong", {})
+        return found
+
+    eventually(lambda: status().get("status") == "DEPLOY_FAILED", 60)
+    return str(status()["message"])
+
+
+def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -> None:
+    message = deploy_beside(server, max_drafts=3)
+    assert "there is no setting max_drafts (did you mean max_draft?)." in message
+    assert "Traceback" not in message
+
+
+def test_a_model_that_does_not_load_fails_soon(server: Server) -> None:
+    """Ray would go on trying for minutes."""
+    shutil.copytree(server.folder / "tiny", server.folder / "cut")
+    with (server.folder / "cut" / "model.safetensors").open("r+b") as weights:
+        weights.truncate(weights.seek(0, os.SEEK_END) // 2)
+    message = deploy_beside(server, model=str(server.folder / "cut"), threads=1)
+    assert "Verifier" in message or "safetensors" in message
+    assert healthy(server.url)
