@@ -1,10 +1,9 @@
-"""Promise 1 on real models: tiny random ones in exact mode, where not even a near-tie may flip."""
+"""Promise 1 on real models in exact mode, where not even a near-tie may flip: tiny random ones, and the default one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from tests.matrix import Case, check, full, pairwise
 from tests.models import save_tiny_model
 from verifier.batch import Segment, StepPlan
+from verifier.default_model import default_model_path
 from verifier.pool import PagePool
 from verifier.sampling import SamplingParams, draw
 from verifier.tree import TokenTree
@@ -22,7 +22,7 @@ PAGE_SIZE = 8
 
 
 @dataclass
-class TinyModel:
+class LoadedModel:
     """A loaded model that gives verifiers with pools of any shape, and says what it says plainly."""
 
     verifier: Verifier
@@ -66,20 +66,24 @@ class TinyModel:
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
-    loaded: dict[str, TinyModel] = {}
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
+    loaded: dict[str, LoadedModel] = {}
 
-    def load_family(family: str) -> TinyModel:
+    def load_family(family: str) -> LoadedModel:
         if family not in loaded:
-            folder: Path = save_tiny_model(tmp_path_factory.mktemp(family) / family, family)
-            loaded[family] = TinyModel(Verifier.load(folder, num_pages=128 // PAGE_SIZE, page_size=PAGE_SIZE))
+            folder = (
+                default_model_path()
+                if family == "default"
+                else save_tiny_model(tmp_path_factory.mktemp(family) / family, family)
+            )
+            loaded[family] = LoadedModel(Verifier.load(folder, num_pages=128 // PAGE_SIZE, page_size=PAGE_SIZE))
         return loaded[family]
 
     return load_family
 
 
 @pytest.mark.parametrize("case", pairwise(), ids=str)
-def test_ids_are_those_of_plain_decoding(case: Case, load: Callable[[str], TinyModel]) -> None:
+def test_ids_are_those_of_plain_decoding(case: Case, load: Callable[[str], LoadedModel]) -> None:
     model = load("smollm2")
     check(case, model.create_verifier, model.decode_plainly, model.vocab_size)
 
@@ -88,7 +92,7 @@ def test_ids_are_those_of_plain_decoding(case: Case, load: Callable[[str], TinyM
 @pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("case", pairwise(), ids=str)
 def test_ids_are_those_of_plain_decoding_in_every_family(
-    case: Case, family: str, load: Callable[[str], TinyModel]
+    case: Case, family: str, load: Callable[[str], LoadedModel]
 ) -> None:
     model = load(family)
     check(case, model.create_verifier, model.decode_plainly, model.vocab_size)
@@ -96,6 +100,14 @@ def test_ids_are_those_of_plain_decoding_in_every_family(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", full(), ids=str)
-def test_ids_are_those_of_plain_decoding_in_every_case(case: Case, load: Callable[[str], TinyModel]) -> None:
+def test_ids_are_those_of_plain_decoding_in_every_case(case: Case, load: Callable[[str], LoadedModel]) -> None:
     model = load("smollm2")
+    check(case, model.create_verifier, model.decode_plainly, model.vocab_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", pairwise()[::2], ids=str)
+def test_ids_are_those_of_plain_decoding_on_the_default_model(case: Case, load: Callable[[str], LoadedModel]) -> None:
+    """As it is served: half-precision weights, packed where the machine can, and every kernel."""
+    model = load("default")
     check(case, model.create_verifier, model.decode_plainly, model.vocab_size)
