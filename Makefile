@@ -23,6 +23,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# Ray's own choice for a Ray that it starts itself, but said aloud it comes without a warning.
+serve: export RAY_AUTH_MODE ?= token
 serve: $(INSTALLED)  ## serve the default model, or ARGS="model=... max_draft=...", on PORT
 	@$(BIN)/python -m deployments.launch --host $(HOST) --port $(PORT) $(ARGS)
 

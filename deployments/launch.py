@@ -1,0 +1,145 @@
+"""``make serve``: `serve run deployments:app` for one machine, with what a newcomer needs around it.
+
+    python -m deployments.launch [--host H] [--port P] [name=value ...]
+
+Refuses a port that is taken (Ray's proxies share ports silently), says when the service is ready and how to ask it, and
+leaves no process behind. Always starts a Ray of its own; on a cluster, use ``serve run`` or ``serve deploy``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import shlex
+import signal
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+
+from click import ClickException
+from ray.serve import Application
+
+from deployments.build import app
+from deployments.settings import RefusedSettings, Settings
+
+READY_S = 30.0  # from Serve's word that the application runs to the first answer
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+QUESTION = "Why is the sky blue?"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until Ctrl-C or SIGTERM; returns the exit code."""
+    options = command_line().parse_args(arguments)
+    try:
+        settings = Settings.model_validate(dict(options.settings))
+        check_port(options.host, options.port)
+        application = app(settings)
+    except ClickException as error:
+        error.show()
+        return error.exit_code
+    return serve_until_interrupted(application, options.host, options.port)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from outside (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="see deployments/settings.py")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be of the form name=value")
+    return name, value
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether this process could listen there.
+
+    Raises:
+        RefusedSettings: it could not.
+    """
+    if not 0 < port < 2**16:
+        raise RefusedSettings(f"The port is {port}, but must be 1 to {2**16 - 1}.")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # Connections that were closed a moment ago do not count, listeners do; and unlike Ray, this shares with none.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise RefusedSettings(
+                    f"Port {port} is taken; choose another one, PORT={port + 1} for example."
+                ) from None
+            raise RefusedSettings(f"Cannot listen on {host} port {port}: {error.strerror}.") from None
+
+
+def serve_until_interrupted(application: Application, host: str, port: int) -> int:
+    """Starts Ray and Serve, deploys, waits, and stops all of it again."""
+    import ray
+    from ray import serve
+
+    say("Starting Ray and loading the model …")
+    code = 0
+    try:
+        ray.init("local", namespace="serve")
+        for number in STOP_SIGNALS:  # after Ray has set handlers of its own
+            signal.signal(number, signal.default_int_handler)
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(application, route_prefix="/")
+        announce(host, port)
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        say("Stopping …")
+    except RuntimeError as error:  # what Serve raises when a replica does not start
+        say(str(error))
+        code = 1
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # impatience would leave processes behind
+        ray.shutdown()  # this Ray is ours alone: Serve and its replicas end with it
+    return code
+
+
+def announce(host: str, port: int) -> None:
+    """Waits for the first answer over HTTP, then prints how to get more."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    address = f"http://{shown}:{port}"
+    name = served_name(address)
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64})
+    print(f"\nReady: {name} on {address}/v1 (Ctrl-C stops it). For example:\n")
+    print(
+        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n", flush=True
+    )
+
+
+def served_name(address: str) -> str:
+    """The name of the model that answers at ``address``.
+
+    Raises:
+        RuntimeError: nothing answered in time.
+    """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot see this machine's loopback
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            with direct.open(f"{address}/v1/models", timeout=READY_S) as response:
+                return str(json.load(response)["data"][0]["id"])
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"The service was started but does not answer at {address}: {error}.") from error
+            time.sleep(0.1)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
