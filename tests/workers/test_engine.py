@@ -321,6 +321,28 @@ def test_prefixes_are_shared_with_equal_salts_only() -> None:
     assert cached == [0, 0, 19]
 
 
+def test_guesses_do_not_drive_prefixes_out_of_the_cache() -> None:
+    """Elsewhere drafting halved the reuse between turns without a word. Here it costs its look-ahead pages, once.
+
+    Four chats of five turns in a pool that holds all of them.
+    """
+    page_size = 4
+
+    def cached_tokens(drafter: Drafter) -> int:
+        engine = make_engine(drafter, num_pages=4 * 24, page_size=page_size)
+        chats: list[tuple[int, ...]] = [(i, i, i) for i in range(4)]
+        for turn in range(5):
+            requests = [Request(f"{i}", (*chat, i, turn), SamplingParams(seed=i), 16) for i, chat in enumerate(chats)]
+            results = engine.run(requests)
+            chats = [(*r.prompt_ids, *result.output_ids) for r, result in zip(requests, results, strict=True)]
+        return engine.stats().counters.cached_tokens
+
+    guessing = AnsweringDrafter(lambda batch: {r.sequence: TokenTree.chain((r.ids[-1], 1, 2, 3, 4)) for r in batch})
+    plain = cached_tokens(NoDraft())
+    assert plain > 4 * 4 * 16
+    assert cached_tokens(guessing) >= plain - 4 * 5 * page_size
+
+
 def test_cached_tokens_are_part_of_the_prompt() -> None:
     """A preempted request finds its own output in the cache; that is no cached prompt."""
     requests = make_requests(8, max_tokens=60, max_prompt=8)
