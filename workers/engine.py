@@ -258,6 +258,7 @@ class Engine:
         self.drafter.close(sequence.number)
         self.inbox.forget(sequence)
         self.counters.finished[finish] += 1
+        self._stats = self._snapshot()  # whoever hears of the end may look at once
         self._tell(sequence, Progress(sequence.request.id, run, finish, sequence.usage(), error))
 
     def _tell(self, sequence: TokenSequence, progress: Progress) -> None:

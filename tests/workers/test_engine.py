@@ -756,6 +756,21 @@ def test_a_fault_of_our_own_on_the_thread_ends_all_requests() -> None:
     engine.stop()
 
 
+def test_whoever_hears_of_the_end_finds_it_in_the_figures() -> None:
+    engine = make_engine()
+    seen: list[tuple[int, int, int]] = []
+
+    def look(progress: Progress) -> None:
+        if progress.finish:
+            stats = engine.stats()
+            seen.append((stats.running, stats.pages_used, stats.counters.finished["length"]))
+
+    engine.submit(Request("r", (1, 2), SamplingParams(), 3), look)
+    while engine.step():
+        pass
+    assert seen == [(0, 0, 1)]
+
+
 def test_a_listener_may_submit_and_abort() -> None:
     engine = make_engine()
     last = Listener()
