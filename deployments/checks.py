@@ -1,6 +1,6 @@
 """Whether settings and a model fit together and into this machine, asked before Ray starts and without torch.
 
-Reads a model's configuration and the headers of its files, never its weights.
+Reads a model's configuration, its tokenizer and the headers of its weights, never a weight.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from verifier.errors import BadSetting, DraftreeError
 from verifier.weights import Checkpoint
 from workers.build import EngineSpec, Reporter, locate_model
 from workers.config import EngineConfig
+from workers.text import Text
 
 FLOAT32 = 4  # bytes; the KV cache, activations and embeddings
 GIB = 2**30
@@ -25,11 +26,11 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model and the sizes that settings and model give together."""
+    """A model, and the engine's sizes that settings and model give together."""
 
-    path: Path
     name: str  # what clients call it
     config: ModelConfig
+    text: Text
     engine: EngineConfig
 
 
@@ -52,7 +53,7 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
         raise BadSetting("kv_cache_tokens", settings.kv_cache_tokens, why)
     # A folder is called by its own name, a hub id is a name already.
     own_name = config.name if not settings.model or Path(settings.model).exists() else settings.model
-    return ServedModel(path, settings.served_model_name or own_name, config, spec.engine_config(config))
+    return ServedModel(settings.served_model_name or own_name, config, Text.load(path), spec.engine_config(config))
 
 
 def engine_spec(settings: Settings) -> EngineSpec:

@@ -1,6 +1,6 @@
 """The ingress's deployment: OpenAI's interface and the router in one replica, which talks to the verifier by handle.
 
-Importing this is light: the HTTP application and the tokenizer are loaded in the replica.
+Importing this is light: the HTTP application comes with OpenAI's types and is loaded in the replica.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from starlette.types import ASGIApp
 
 from deployments.checks import served_model
+from deployments.router import Limits, Router
 from deployments.settings import Settings
 from workers.sequence import Progress, Request
 from workers.stats import EngineStats
@@ -42,16 +44,13 @@ class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._settings = settings
+        self._model = served_model(settings)
         self._verifier = VerifierHandle(verifier)
 
-    def __serve_build_asgi_app__(self) -> Any:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         from deployments.api import Service, create_app
-        from deployments.router import Limits, Router
-        from workers.text import Text
 
-        model = served_model(self._settings)
-        text = Text.load(model.path)
+        model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
-        router = Router(self._verifier, text, limits)
-        return create_app(Service(model.name, router, self._verifier, text))
+        router = Router(self._verifier, model.text, limits)
+        return create_app(Service(model.name, router, self._verifier, model.text))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from openai import BadRequestError, OpenAI
+from openai import APIError, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.deployments.tiny import make_tiny_model
@@ -155,9 +154,8 @@ def test_closed_connections_free_their_sequences(server: Server, stream: bool) -
     assert server.metric('draftree_kv_pages{state="used"}') == 0
 
 
-def deploy_beside(server: Server, **settings: object) -> str:
-    """Deploys another application, waits until that has failed, and returns the status message."""
-    wrong = {"name": "wrong", "route_prefix": "/wrong", "import_path": "deployments:app", "args": settings}
+def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -> None:
+    wrong = {"name": "wrong", "route_prefix": "/wrong", "import_path": "deployments:app", "args": {"max_drafts": 3}}
     applications = f"{server.dashboard}/api/serve/applications/"
     config = server.config | {"applications": [*server.config["applications"], wrong]}
     httpx.put(applications, content=json.dumps(config), timeout=30).raise_for_status()
@@ -167,20 +165,26 @@ def deploy_beside(server: Server, **settings: object) -> str:
         return found
 
     eventually(lambda: status().get("status") == "DEPLOY_FAILED", 60)
-    return str(status()["message"])
-
-
-def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -> None:
-    message = deploy_beside(server, max_drafts=3)
-    assert "there is no setting max_drafts (did you mean max_draft?)." in message
-    assert "Traceback" not in message
-
-
-def test_a_model_that_does_not_load_fails_soon(server: Server) -> None:
-    """Ray would go on trying for minutes."""
-    shutil.copytree(server.folder / "tiny", server.folder / "cut")
-    with (server.folder / "cut" / "model.safetensors").open("r+b") as weights:
-        weights.truncate(weights.seek(0, os.SEEK_END) // 2)
-    message = deploy_beside(server, model=str(server.folder / "cut"), threads=1)
-    assert "Verifier" in message or "safetensors" in message
+    assert "there is no setting max_drafts (did you mean max_draft?)." in status()["message"]
+    assert "Traceback" not in status()["message"]
     assert healthy(server.url)
+
+
+def replica_pid(server: Server) -> int:
+    applications = httpx.get(f"{server.dashboard}/api/serve/applications/", timeout=30).json()["applications"]
+    replicas = applications["draftree"]["deployments"]["VerifierReplica"]["replicas"]
+    return next(int(replica["pid"]) for replica in replicas if replica["state"] == "RUNNING")
+
+
+def test_a_lost_verifier_is_an_error_in_openais_shape_and_comes_back(server: Server) -> None:
+    with server.client() as client:
+        stream = client.completions.create(
+            model="tiny", prompt="x", stream=True, max_tokens=240, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        os.kill(replica_pid(server), signal.SIGKILL)
+        with pytest.raises(APIError, match="replica was lost"):
+            list(stream)
+        assert not healthy(server.url)
+    eventually(lambda: healthy(server.url), 60)
+    test_chat_whole_and_streamed(server)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import click
 import pytest
@@ -96,8 +97,14 @@ def test_settings_that_do_not_fit_the_model(tiny: str, args: dict[str, str], wor
 
 
 def test_the_app_is_built_from_settings(tiny: str) -> None:
-    app = build(model=tiny, max_draft="3")
-    assert app._bound_deployment.name == "Ingress"
+    """A broken replica must fail at once, not twenty times; and all replicas must fit on a machine of one core."""
+    ingress: Any = build(model=tiny, max_draft="3")._bound_deployment
+    assert ingress.name == "Ingress"
+    verifier = ingress.init_args[1]._bound_deployment
+    assert verifier.name == "VerifierReplica"
+    assert ingress.ray_actor_options["num_cpus"] + verifier.ray_actor_options["num_cpus"] <= 1
+    for deployment in (ingress, verifier):
+        assert deployment._deployment_config.max_constructor_retry_count == 1
 
 
 def test_building_the_app_needs_no_torch(tiny: str) -> None:
@@ -111,6 +118,12 @@ def test_what_is_left_to_work_out(tiny: str) -> None:
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("tiny", 256, 32)
     model = served_model(Settings(model=tiny, served_model_name="mine", max_model_len=100, kv_cache_tokens=101))
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("mine", 100, 7)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    (make_tiny_model(tmp_path) / "tokenizer.json").unlink()
+    with pytest.raises(RefusedSettings, match="tokenizer"):
+        build(model=str(tmp_path))
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
