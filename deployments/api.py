@@ -94,8 +94,8 @@ def create_app(service: Service) -> FastAPI:
     async def metrics() -> Response:
         try:
             stats = await service.stats()
-        except Exception:
-            log.exception("The verifier's figures are missing from /metrics")
+        except Exception as error:
+            log.warning("the verifier's figures are missing from /metrics: %s", api_error(error).message)
             stats = None
         return Response(service.metrics.render(stats), media_type=CONTENT_TYPE)
 
@@ -129,8 +129,8 @@ async def _chat(service: Service, raw: bytes, watch: Stopwatch) -> Response:
     body = parse(ChatRequest, raw)
     service.check_model(body.model)
     ids = service.text.chat_ids([message.for_template() for message in body.messages])
-    budget = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    generation = _generation(body, ids, "messages", budget)
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    generation = _generation(body, ids, "messages", field, body.max_completion_tokens or body.max_tokens)
     return await _respond(service, body, generation, ChatAnswer(service.model, body.include_usage), watch)
 
 
@@ -139,15 +139,18 @@ async def _completion(service: Service, raw: bytes, watch: Stopwatch) -> Respons
     service.check_model(body.model)
     ids = service.text.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    generation = _generation(body, ids, "prompt", budget)
+    generation = _generation(body, ids, "prompt", "max_tokens", budget)
     return await _respond(service, body, generation, CompletionAnswer(service.model, body.include_usage), watch)
 
 
-def _generation(body: GenerationRequest, ids: Sequence[int], prompt_field: str, max_tokens: int | None) -> Generation:
+def _generation(
+    body: GenerationRequest, ids: Sequence[int], prompt_field: str, budget_field: str, max_tokens: int | None
+) -> Generation:
     return Generation(
         prompt_ids=tuple(ids),
         prompt_field=prompt_field,
         continues=prompt_field == "prompt",
+        budget_field=budget_field,
         max_tokens=max_tokens,
         stop=body.stop,
         stop_token_ids=tuple(body.stop_token_ids),

@@ -55,6 +55,7 @@ class Generation:
     prompt_ids: tuple[int, ...]
     prompt_field: str  # how the endpoint calls the prompt, for messages
     continues: bool  # the answer goes on in the middle of the prompt's text
+    budget_field: str  # how the client calls the budget
     max_tokens: int | None  # None: whatever room the prompt leaves
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
@@ -147,7 +148,7 @@ class Router:
             )
         if generation.max_tokens is not None and generation.max_tokens > room:
             raise refused(
-                "max_tokens",
+                generation.budget_field,
                 f"This model takes {limit} tokens of prompt and output together; the prompt has {used}, which leaves "
                 f"{room}, and {generation.max_tokens} were asked for.",
                 "context_length_exceeded",

@@ -18,6 +18,7 @@ from verifier.errors import DraftreeError
 from workers.sequence import Progress, Request
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+LONG = "context_length_exceeded"
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
 
 
@@ -144,8 +145,9 @@ async def test_prompts_as_ids() -> None:
         ("GET", "/v1/nothing", None, 404, None, "unknown_url"),
         ("GET", "/v1/chat/completions", None, 405, None, "method_not_allowed"),
         ("POST", "/v1/chat/completions", CHAT | {"logprobs": True}, 400, "logprobs", "unsupported_parameter"),
-        ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 10**9}, 400, "max_tokens", "context_length_exceeded"),
-        ("POST", "/v1/completions", {"model": MODEL, "prompt": "x" * 3000}, 400, "prompt", "context_length_exceeded"),
+        ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 10**9}, 400, "max_tokens", LONG),
+        ("POST", "/v1/chat/completions", CHAT | {"max_completion_tokens": 2048}, 400, "max_completion_tokens", LONG),
+        ("POST", "/v1/completions", {"model": MODEL, "prompt": "x" * 3000}, 400, "prompt", LONG),
         ("POST", "/v1/completions", {"model": MODEL, "prompt": [99999]}, 400, "prompt", "invalid_value"),
     ],
 )

@@ -26,6 +26,7 @@ def generation(
         prompt_ids=tuple(TEXT.encode(prompt)),
         prompt_field="prompt",
         continues=True,
+        budget_field="max_tokens",
         max_tokens=max_tokens,
         stop=stop,
         stop_token_ids=stop_token_ids,
@@ -168,7 +169,7 @@ def test_a_prompt_may_leave_room_for_one_token() -> None:
 
 @pytest.mark.parametrize(("ids", "stops", "param"), [((VOCAB_SIZE,), (), "prompt"), ((1,), (9999,), "stop_token_ids")])
 def test_ids_outside_the_vocabulary_are_refused(ids: tuple[int, ...], stops: tuple[int, ...], param: str) -> None:
-    wanted = Generation(ids, "prompt", True, 5, (), stops, False, SamplingParams(), True)
+    wanted = Generation(ids, "prompt", True, "max_tokens", 5, (), stops, False, SamplingParams(), True)
     with pytest.raises(ApiError) as caught:
         router(ScriptedVerifier()).admit(wanted)
     assert caught.value.param == param
