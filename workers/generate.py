@@ -31,6 +31,7 @@ Build = Callable[[EngineSpec, Reporter], tuple["Engine", Text]]
 Message = dict[str, str]
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
+WARM_UP_TOKENS = 8
 # How settings and fields are called here, where that differs. --top-k is the draft tree's.
 FLAGS = {"top_k": "sampling-top-k", "draft_top_k": "top-k", "messages": "prompt"}
 
@@ -66,6 +67,8 @@ def once(session: Session, prompt: str, *, raw: bool, compare: bool) -> int:
     """Answers one prompt; to compare, plain decoding has its turn afterwards, with nothing cached either."""
     raw = raw or not session.text.has_chat_template
     ids = session.text.encode(prompt) if raw else session.text.chat_ids([{"role": "user", "content": prompt}])
+    if compare:  # or the first of the two would pay for what an engine does only once
+        Session(session.engine, session.text, session.sampling, WARM_UP_TOKENS).answer(ids, salt=b"warm-up")
     with ctrl_c(session.interrupt):
         answer = session.answer(ids, show, continues=raw)
     print(flush=True)
