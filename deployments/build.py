@@ -25,7 +25,13 @@ TRIES = 1  # a model that does not load once will not load the next time either
 # cheaper, and the cores that pays for are the verifier's. Our replicas keep their event loop free, so that Serve's part
 # needs no loop of its own.
 ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
-DIRECT_PROXY = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+# The same for the proxies; and the controller, which else looks after everything ten times a second and is the greatest
+# consumer in an idle service.
+LEAN_SERVE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
+# OpenMP's threads wait for one another hundreds of times a step. Asleep they wake too late (a step takes half as long
+# again); spinning without a bound, they keep a core from the very thread they wait for whenever Ray's processes have
+# moved both to one core (then a step took up to ten times as long). This is about 0.1 ms.
+SPINS = "10000"
 
 
 def app(args: Settings) -> Application:
@@ -41,14 +47,12 @@ def app(args: Settings) -> Application:
         check_memory(served_model(args, report=_say), available_memory())
     except DraftreeError as error:
         raise RefusedSettings(str(error)) from None
-    for name, value in (ONE_LOOP | DIRECT_PROXY).items():
-        os.environ.setdefault(name, value)  # for the proxies of a Ray that is yet to be started from here
-    # OpenMP reads its setting when a process starts, and Ray would set one thread.
-    threads = {"OMP_NUM_THREADS": str(engine_spec(args).threads)}
+    for name, value in (ONE_LOOP | LEAN_SERVE).items():
+        os.environ.setdefault(name, value)  # for the processes of a Ray that is yet to be started from here
     verifier = serve.deployment(
         max_ongoing_requests=MAX_ONGOING,
         max_constructor_retry_count=TRIES,
-        ray_actor_options={"num_cpus": VERIFIER_CPUS, "runtime_env": {"env_vars": ONE_LOOP | threads}},
+        ray_actor_options={"num_cpus": VERIFIER_CPUS, "runtime_env": {"env_vars": ONE_LOOP | _openmp(args)}},
     )(VerifierReplica)
     ingress = serve.deployment(
         name="Ingress",
@@ -57,6 +61,13 @@ def app(args: Settings) -> Application:
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
     return ingress.bind(args, verifier.bind(args))
+
+
+def _openmp(settings: Settings) -> dict[str, str]:
+    """OpenMP reads these when a process starts; Ray would set one thread."""
+    threads = {"OMP_NUM_THREADS": str(engine_spec(settings).threads)}
+    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    return threads if chosen else threads | {"GOMP_SPINCOUNT": SPINS}
 
 
 def _say(line: str) -> None:
