@@ -18,20 +18,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from workers.bench import (
-    ROWS,
-    Contestant,
-    Scores,
-    contestants,
-    engine_contestant,
-    in_turn,
-    milliseconds_by_rows,
-)
-from workers.compare import read_prompts
+from workers.build import openmp_environment
+from workers.prompts import PROMPTS, read_prompts
+
+if TYPE_CHECKING:
+    from workers.bench import Contestant, Scores
 
 READY_S = 180.0
 CONTEXT = 256  # tokens before the rows that are timed
@@ -89,6 +84,8 @@ def http_contestant(client: httpx.Client, max_tokens: int, *, stream: bool) -> C
 
 def through_http(inside: Contestant, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Scores]:
     """Plain decoding by an engine in this process and by the service, in turn."""
+    from workers.bench import in_turn
+
     with service("draft_model=none", "prefix_cache=false") as url, httpx.Client(base_url=url, timeout=120) as client:
         return in_turn(
             {
@@ -102,18 +99,21 @@ def through_http(inside: Contestant, prompts: Sequence[Sequence[int]], max_token
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deployments.bench", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, default=Path(__file__).parents[1] / "workers" / "prompts.jsonl")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=20, help="of the forward passes by rows")
     parser.add_argument("--no-http", dest="http", action="store_false")
-    print(json.dumps(run(parser.parse_args())))
+    options = parser.parse_args()
+    os.environ.update(openmp_environment())  # as the service's verifier has it; before torch is imported
+    print(json.dumps(run(options)))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     from drafter.base import DraftLimits, NoDraft
     from verifier.default_model import default_model_path
     from verifier.verifier import Verifier
+    from workers.bench import ROWS, contestants, engine_contestant, in_turn, milliseconds_by_rows
     from workers.text import Text
 
     folder = default_model_path(lambda line: print(line, file=sys.stderr))

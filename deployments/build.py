@@ -15,6 +15,7 @@ from deployments.ingress import Ingress
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
 from verifier.errors import DraftreeError
+from workers.build import openmp_environment
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
@@ -28,10 +29,6 @@ ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_RO
 # The same for the proxies; and the controller, which else looks after everything ten times a second and is the greatest
 # consumer in an idle service.
 LEAN_SERVE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
-# OpenMP's threads wait for one another hundreds of times a step. Asleep they wake too late (a step takes half as long
-# again); spinning without a bound, they keep a core from the very thread they wait for whenever Ray's processes have
-# moved both to one core (then a step took up to ten times as long). This is about 0.1 ms.
-SPINS = "10000"
 
 
 def app(args: Settings) -> Application:
@@ -65,9 +62,7 @@ def app(args: Settings) -> Application:
 
 def _openmp(settings: Settings) -> dict[str, str]:
     """OpenMP reads these when a process starts; Ray would set one thread."""
-    threads = {"OMP_NUM_THREADS": str(engine_spec(settings).threads)}
-    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
-    return threads if chosen else threads | {"GOMP_SPINCOUNT": SPINS}
+    return {"OMP_NUM_THREADS": str(engine_spec(settings).threads)} | openmp_environment()
 
 
 def _say(line: str) -> None:

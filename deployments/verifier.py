@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Protocol
 
@@ -112,11 +111,7 @@ class VerifierReplica:
     """Loads the model and serves it; the engine's thread is this process's heart."""
 
     def __init__(self, settings: Settings) -> None:
-        # GNU OpenMP keeps a team of threads for every thread that has run torch, and once there are more of them than
-        # cores all wait passively, which makes a step half as long again. So the model is loaded on a thread that
-        # ends, and takes its team along; the engine's thread then has the only one.
-        with ThreadPoolExecutor(max_workers=1) as loader:
-            engine, _ = loader.submit(build_engine, engine_spec(settings), log.info).result()
+        engine, _ = build_engine(engine_spec(settings), log.info)
         engine.start()
         self._host = EngineHost(engine)
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.build import EngineSpec, build_engine, locate_model
+from workers.prompts import PROMPTS, read_prompts
 from workers.sequence import Request
 
 NEAR_TIE = 1e-3  # logits; a larger gap where two answers part is a fault
@@ -35,13 +36,6 @@ class Parting:
     ours: int
     theirs: int
     gap: float  # between the two best logits there
-
-
-def read_prompts(path: Path, count: int) -> list[str]:
-    """The first user turn of ``count`` lines spread evenly over a JSON-lines file of ``{"turns": [...]}``."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    chosen = [lines[index * len(lines) // min(count, len(lines))] for index in range(min(count, len(lines)))]
-    return [str(json.loads(line)["turns"][0]) for line in chosen]
 
 
 def first_parting(
@@ -88,7 +82,7 @@ def compare(spec: EngineSpec, prompts: Sequence[str], max_tokens: int) -> Iterat
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.compare", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--model", default="")
