@@ -76,8 +76,9 @@ def http_contestant(client: httpx.Client, max_tokens: int, *, stream: bool) -> C
     def answer(ids: Sequence[int]) -> Sequence[int]:
         with client.stream("POST", "/v1/completions", json={**body, "prompt": list(ids)}) as response:
             response.raise_for_status()
-            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line and "[DONE]" not in line]
-        return [0] * int(json.loads(lines[-1])["usage"]["completion_tokens"])
+            received = b"".join(response.iter_raw())  # parsed afterwards: the client shares the service's cores
+        events = [line.removeprefix(b"data: ") for line in received.split(b"\n") if line and b"[DONE]" not in line]
+        return [0] * int(json.loads(events[-1])["usage"]["completion_tokens"])
 
     return answer
 
