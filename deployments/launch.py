@@ -87,7 +87,8 @@ def serve_until_interrupted(application: Application, host: str, port: int) -> i
     say("Starting Ray and loading the model …")
     code = 0
     try:
-        ray.init("local", namespace="serve")
+        # The dashboard's processes would take their share of the cores that the model is short of.
+        ray.init("local", namespace="serve", include_dashboard=False)
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
         serve.start(http_options={"host": host, "port": port})

@@ -24,13 +24,13 @@ from verifier.rows import RowCounts
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from verifier.verifier import Verifier
+from workers.build import DEFAULT_LIMITS
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.sequence import Request
 
 PAGE_SIZE = 16
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 48)
-TREE = DraftLimits(max_draft=5, draft_top_k=1, max_nodes=5)
 
 Contestant = Callable[[Sequence[int]], Sequence[int]]  # from prompt ids to answer ids
 
@@ -123,7 +123,7 @@ class Remembered:
     def continuation(self, ids: Sequence[int]) -> Sequence[int]:
         for text in reversed(self._heard):
             if text[: len(ids)] == tuple(ids):
-                return text[len(ids) : len(ids) + TREE.max_draft]
+                return text[len(ids) : len(ids) + DEFAULT_LIMITS.max_draft]
         return ()
 
 
@@ -135,6 +135,6 @@ def contestants(folder: Path, verifier: Verifier, max_tokens: int) -> dict[str, 
         "transformers fp32": transformers_contestant(folder, max_tokens),
         "plain": plain.answer,
         "plain, not exact": engine_contestant(inexact, NoDraft(), DraftLimits(), max_tokens),
-        "oracle": engine_contestant(verifier, Oracle(plain.continuation), TREE, max_tokens),
-        "n-gram": engine_contestant(verifier, create_drafter("ngram"), TREE, max_tokens),
+        "oracle": engine_contestant(verifier, Oracle(plain.continuation), DEFAULT_LIMITS, max_tokens),
+        "n-gram": engine_contestant(verifier, create_drafter("ngram"), DEFAULT_LIMITS, max_tokens),
     }

@@ -25,7 +25,8 @@ from workers.text import Text
 if TYPE_CHECKING:
     from workers.engine import Engine
 
-DEFAULT_LIMITS = DraftLimits(max_draft=7, draft_top_k=2, max_nodes=7)
+# Packed fp16 kernels take up to six rows at a time: a root and five guesses cost little more than the root alone.
+DEFAULT_LIMITS = DraftLimits(max_draft=5, draft_top_k=2, max_nodes=5)
 LONGEST_BY_DEFAULT = 8192  # tokens; what models offer beyond that costs memory that few requests use
 
 Reporter = Callable[[str], None]

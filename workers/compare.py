@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.build import EngineSpec, build_engine, locate_model
 from workers.prompts import PROMPTS, read_prompts
@@ -89,12 +88,7 @@ def main() -> None:
     parser.add_argument("--draft-model", default="ngram")
     parser.add_argument("--no-exact", dest="exact", action="store_false")
     options = parser.parse_args()
-    spec = EngineSpec(
-        model=options.model,
-        draft_model=options.draft_model,
-        exact=options.exact,
-        limits=DraftLimits(max_draft=5, draft_top_k=2, max_nodes=5),
-    )
+    spec = EngineSpec(model=options.model, draft_model=options.draft_model, exact=options.exact)
     prompts = read_prompts(options.prompts, options.count)
     num_tokens, partings = 0, []
     for length, parting in compare(spec, prompts, options.max_tokens):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.build import EngineSpec, build_engine, locate_model
 from workers.compare import NEAR_TIE, first_parting, transformers_answer
@@ -46,8 +45,7 @@ def test_prompts_are_spread_over_the_file() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_default_model_says_what_transformers_says(exact: bool) -> None:
-    limits = DraftLimits(max_draft=5, draft_top_k=2, max_nodes=5)
-    engine, _ = build_engine(EngineSpec(limits=limits, max_model_len=512, exact=exact))
+    engine, _ = build_engine(EngineSpec(max_model_len=512, exact=exact))
     stored = json.loads(STORED.read_text())
     requests = [
         Request(str(i), tuple(each["prompt_ids"]), SamplingParams(temperature=0), len(each["answer_ids"]))
