@@ -17,6 +17,7 @@ from torch import Tensor
 from verifier.errors import DraftreeError
 
 # Few enough to be tried in a second, close enough together that padding costs little.
+FEWEST = 16  # tried even if steps are to be smaller: few-row kernels alone may not agree, and padding helps
 CANDIDATES = (*range(3, 13), 15, 16, 18, 20, 22, *range(24, 61, 6), *range(72, 193, 24), *range(240, 1025, 48))
 
 
@@ -41,7 +42,9 @@ class RowCounts:
 
 
 def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int) -> RowCounts:
-    """Counts up to ``largest`` at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
+    """Counts at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
+
+    Tried are the candidates up to the first that holds ``largest`` rows, or all of them if none does.
 
     A count that gives a row the same bits in whichever place it stands is a yardstick; the smallest one whose company
     reaches far enough for prompt chunks is taken (few-row kernels often agree among themselves and with nobody else).
@@ -49,6 +52,7 @@ def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int)
     Raises:
         DraftreeError: there is none, so exact mode cannot be had on this machine.
     """
+    largest = next((count for count in CANDIDATES if count >= max(largest, FEWEST)), CANDIDATES[-1])
     x = torch.randn(2 * largest, width, generator=torch.Generator().manual_seed(0))
     candidates = [count for count in CANDIDATES if count <= largest]
 

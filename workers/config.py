@@ -13,7 +13,8 @@ class EngineConfig:
     """What an engine is given to work with.
 
     Raises:
-        BadSetting: a count below one, or more running sequences than rows, since each needs one in every step.
+        BadSetting: a count below one, no room for an answer, or more running sequences than rows, since each needs one
+            in every step.
     """
 
     num_pages: int  # of the KV cache
@@ -31,6 +32,8 @@ class EngineConfig:
             value = getattr(self, setting.name)
             if type(value) is int and value < 1:
                 raise BadSetting(setting.name, value, "at least 1")
+        if self.max_model_len < 2:
+            raise BadSetting("max_model_len", self.max_model_len, "at least 2, a token of prompt and one of output")
         if self.max_running > self.max_rows:
             raise BadSetting("max_running", self.max_running, f"at most max_rows, {self.max_rows}: one row each a step")
         if not self.draft_deadline_s > 0:

@@ -18,7 +18,6 @@ from drafter.base import Drafter
 from verifier.acceptance import Verdict
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
-from verifier.errors import BadSetting
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
@@ -66,9 +65,7 @@ class Engine:
     """Serves requests with one verifier and one drafter.
 
     Either `start` gives it a thread of its own, or somebody calls `step` (or `run`, which does) from one thread.
-
-    Raises:
-        BadSetting: more running sequences than the verifier takes rows.
+    However many may run, no more do than the verifier takes rows.
     """
 
     def __init__(
@@ -78,8 +75,6 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if config.max_running > verifier.max_rows:
-            raise BadSetting("max_running", config.max_running, f"at most the model's rows a step, {verifier.max_rows}")
         self.verifier = verifier
         self.config = config
         self.clock = clock
@@ -91,9 +86,8 @@ class Engine:
             prefix_cache=config.prefix_cache,
             namespace=verifier.fingerprint.encode(),
         )
-        self.scheduler = Scheduler(
-            self.pages, config.max_running, min(config.max_rows, verifier.max_rows), self.counters
-        )
+        max_rows = min(config.max_rows, verifier.max_rows)
+        self.scheduler = Scheduler(self.pages, min(config.max_running, max_rows), max_rows, self.counters)
         self.inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verifier.errors import DraftreeError
-from verifier.rows import RowCounts, find_row_counts
+from verifier.rows import CANDIDATES, RowCounts, find_row_counts
 
 
 def test_pad_takes_the_smallest_count_that_holds() -> None:
@@ -48,3 +48,13 @@ def test_no_count_at_all_is_said() -> None:
     calls = iter(range(10**6))
     with pytest.raises(DraftreeError, match="exact=false"):
         find_row_counts(lambda x: x + next(calls), width=8, largest=8)
+
+
+@pytest.mark.parametrize("largest", [1, 2, 13, 95, 2047, 4096])
+def test_any_step_size_finds_counts(largest: int) -> None:
+    """With max_rows=1, 2 or more than 2016 the candidates held nothing or reached not far enough, and the replica died
+    saying that the machine's kernels were to blame; and 95 rows could not be used since the count above was not tried.
+    """
+    counts = find_row_counts(lambda x: x * 3 if len(x) >= 4 else x * (3 + 1e-6), width=2, largest=largest)
+    assert min(counts.counts) == 4
+    assert counts.largest >= min(largest, max(CANDIDATES))

@@ -434,8 +434,18 @@ def test_settings_that_cannot_work_are_refused() -> None:
         EngineConfig(4, page_size=0)
     with pytest.raises(BadSetting, match="draft_deadline_s"):
         EngineConfig(4, draft_deadline_s=0.0)
-    with pytest.raises(BadSetting, match="the model's rows a step, 8"):
-        Engine(FakeVerifier(4, 16, max_rows=8), NoDraft(), EngineConfig(4, 16))
+
+
+def test_no_more_run_than_the_verifier_takes_rows() -> None:
+    """How many rows exact mode leaves is only known once the model is loaded, where a refusal came as a traceback."""
+    engine = Engine(FakeVerifier(64, 4, max_rows=3), NoDraft(), EngineConfig(64, 4, max_running=16))
+    for request in make_requests(5):
+        engine.submit(request, lambda progress: None)
+    most_running = 0
+    while engine.step():
+        most_running = max(most_running, engine.stats().running)
+    assert most_running == 3
+    check_clean(engine)
 
 
 def test_an_id_serves_one_request_at_a_time() -> None:
