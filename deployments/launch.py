@@ -24,6 +24,7 @@ from ray.serve import Application
 
 from deployments.build import app
 from deployments.settings import RefusedSettings, Settings
+from workers.generate import OneLineParser
 
 READY_S = 30.0  # from Serve's word that the application runs to the first answer
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
+    parser = OneLineParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from outside (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="see deployments/settings.py")

@@ -230,6 +230,10 @@ def _in_words(error: ErrorDetails) -> ApiError:
             return refused(param[:80], f"There is no field '{param[:80]}'.", "unknown_parameter")
         case "model_type" | "model_attributes_type" if not param:
             return refused(None, "The body must be a JSON object.", "invalid_type")
+        case "too_short":  # pydantic's words for these two are no end of a sentence
+            return refused(param, f"'{param}' must be a list of {error['ctx']['min_length']} or more.")
+        case "too_long":
+            return refused(param, f"'{param}' must be a list of {error['ctx']['max_length']} or fewer.")
         case kind:
             wanted = error["msg"].removeprefix("Input should be ")
             code = "invalid_type" if kind.endswith("_type") else "invalid_value"

@@ -9,13 +9,23 @@ import difflib
 from typing import Annotated, Any, Self
 
 from click import ClickException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from ray.serve.exceptions import RayServeException
 
 from workers.build import EngineSpec
 
 SPEC = EngineSpec()  # whose defaults are everybody's
+
+
+def _printable(text: str) -> str:
+    """Python reads a byte of the command line that is no UTF-8 as half of a surrogate pair; Ray can carry none."""
+    if not text.isprintable():
+        raise PydanticCustomError("text", "printable text")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_printable)]
 
 
 class RefusedSettings(ClickException, RayServeException):
@@ -35,11 +45,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
-    model: str = SPEC.model
+    model: Word = SPEC.model
     """Folder, GGUF file or hub id; "": the embedded default model."""
-    served_model_name: str = ""
+    served_model_name: Word = ""
     """The name clients use; "": the model's own."""
-    draft_model: str = SPEC.draft_model
+    draft_model: Word = SPEC.draft_model
     """Who guesses: none (plain decoding) or ngram."""
     max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
     """Draft length: the most tokens of a guess; 0 is plain decoding."""
@@ -49,7 +59,7 @@ class Settings(BaseModel):
     """Guesses in a draft tree altogether."""
     page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
     """Tokens in a page of the KV cache."""
-    kv_cache_tokens: Annotated[int, Field(ge=0)] = 0
+    kv_cache_tokens: Annotated[int, Field(ge=0, le=2**40)] = 0
     """Tokens that the KV cache holds; 0: as many as two of the longest requests need."""
     max_model_len: Annotated[int, Field(ge=0)] = SPEC.max_model_len
     """Tokens of prompt and output together; 0: what the model allows, within reason."""

@@ -8,6 +8,7 @@ The text goes to standard output and everything else to standard error, so that 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import signal
@@ -32,6 +33,7 @@ Message = dict[str, str]
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 WARM_UP_TOKENS = 8
+MAX_THREADS = 1024
 # How settings and fields are called here, where that differs. --top-k is the draft tree's.
 FLAGS = {"top_k": "sampling-top-k", "draft_top_k": "top-k", "messages": "prompt"}
 
@@ -159,7 +161,13 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model", default=spec.draft_model, metavar="D", help="who guesses: none or ngram (default: %(default)s)"
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
-    add("--threads", type=at_least(0), default=spec.threads, metavar="N", help="(default: torch's own choice)")
+    add(
+        "--threads",
+        type=at_least(0, MAX_THREADS),
+        default=spec.threads,
+        metavar="N",
+        help="(default: torch's own choice)",
+    )
 
     add = parser.add_argument_group("draft tree").add_argument
     add(
@@ -191,12 +199,14 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def at_least(low: int) -> Callable[[str], int]:
+def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
+    wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
+
     def whole_number(text: str) -> int:
         with suppress(ValueError):
-            if (value := int(text)) >= low:
+            if low <= (value := int(text)) <= high:
                 return value
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {low}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of {wanted}, not {text!r}")
 
     return whole_number
 

@@ -63,7 +63,8 @@ def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line().parse_args(["model=a=b", "max_draft=4"]).settings == [("model", "a=b"), ("max_draft", "4")]
     with pytest.raises(SystemExit):
         command_line().parse_args(["max_draft"])
-    assert "name=value" in capsys.readouterr().err
+    assert "name=value" in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
 
 
 def test_refusals_are_one_sentence(listener: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,6 +210,13 @@ def test_bodies_that_are_no_json_object(body: bytes) -> None:
     assert refusal(ChatRequest, body).param is None
 
 
+def test_lists_of_the_wrong_length_are_refused_in_a_sentence() -> None:
+    """The answer read "'messages' must be List should have at least 1 item after validation, not 0."."""
+    assert refusal(ChatRequest, CHAT | {"messages": []}).message == "'messages' must be a list of 1 or more."
+    message = refusal(ChatRequest, CHAT | {"stop_token_ids": [2] * 65}).message
+    assert message == "'stop_token_ids' must be a list of 64 or fewer."
+
+
 def test_missing_fields_are_named() -> None:
     error = refusal(ChatRequest, {"model": "m"})
     assert (error.param, error.code) == ("messages", "missing_required_parameter")

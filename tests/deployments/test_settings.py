@@ -61,6 +61,11 @@ def test_values_may_be_strings() -> None:
         ({"max_draft": "many"}, ("max_draft", "'many'", "integer")),
         ({"max_draft": "-1"}, ("max_draft", "'-1'", "greater than or equal to 0")),
         ({"exact": "perhaps"}, ("exact", "'perhaps'", "boolean")),
+        # Python's way to hold a byte that is no UTF-8; Ray ended with a traceback once it had started.
+        ({"served_model_name": "\udcff"}, ("served_model_name", "printable")),
+        ({"model": "\udcff"}, ("model", "printable")),
+        # More than a float holds: working out the pages ended with a traceback.
+        ({"kv_cache_tokens": "1" + "0" * 400}, ("kv_cache_tokens", "less than or equal to")),
     ],
 )
 def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[str, ...]) -> None:
@@ -83,6 +88,7 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
         ({"tensor_parallel": "2"}, ("tensor_parallel", "2", "9 query heads", "1 or 3")),
         ({"tensor_parallel": "3"}, ("tensor_parallel", "not available yet")),
         ({"max_model_len": "257"}, ("max_model_len", "257", "256")),
+        ({"max_model_len": "1"}, ("max_model_len", "1", "at least 2")),  # was served, and refused every request
         ({"kv_cache_tokens": "255"}, ("kv_cache_tokens", "255", "at least 256")),
         ({"kv_cache_tokens": str(10**12)}, ("does not fit", "GiB")),
         ({"max_running": "97", "max_rows": "96"}, ("max_running", "97", "96")),

@@ -100,6 +100,14 @@ def test_a_prompt_is_answered(run: Run, tmp_path: Path, source: str) -> None:
     assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, mean acceptance length [\d.]+, acceptance rate [\d.]+%\n", err)
 
 
+def test_an_impossible_thread_count_is_refused(build: Build, run: Run) -> None:
+    """It went as far as torch, whose ValueError ended in a traceback."""
+    code, _, error = run("--prompt", "#", "--threads", "99999999999")
+    assert (code, build.specs) == (2, [])
+    assert error.endswith("must be a whole number of 0 to 1024, not '99999999999'\n")
+    assert error.count("\n") == 1
+
+
 def test_text_comes_as_it_is_made(build: Build, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run of tokens is written and flushed before the next step, not all of it at the end."""
     pieces: list[tuple[str, bool]] = []
