@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.base import DraftLimits
-from drafter.factory import create_drafter
+from drafter.factory import plan_drafter
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
@@ -34,7 +34,7 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"
+    draft_model: str = "ngram"  # none, ngram or the folder of an EAGLE-3 head
     limits: DraftLimits = DEFAULT_LIMITS
     page_size: int = 16  # tokens
     num_pages: int = 0  # of the KV cache; 0: as many as two of the longest requests need
@@ -81,9 +81,9 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     Raises:
         DraftreeError: a setting, the model or its files are not what they should be; in one sentence.
     """
-    drafter = create_drafter(spec.draft_model)
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
+    plan = plan_drafter(spec.draft_model, model)
     config = spec.engine_config(model)
     text = Text.load(path)
 
@@ -98,4 +98,4 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     verifier = Verifier.load(
         path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
     )
-    return Engine(verifier, drafter, config), text
+    return Engine(verifier, plan.create(verifier), config), text
