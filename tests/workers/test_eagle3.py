@@ -12,6 +12,7 @@ from drafter.base import Drafter, DraftLimits, DraftRequest
 from drafter.checkpoints import HeadCheckpoint
 from drafter.eagle3 import Eagle3Draft, Session
 from drafter.factory import plan_drafter
+from drafter.scripted import FixedIds
 from tests.deployments.tiny import make_tiny_model
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head, save_tiny_head
 from tests.fakes import VOCAB_SIZE, FakeVerifier, RecordingDrafter, _state
@@ -69,6 +70,19 @@ def test_every_committed_positions_feature_can_be_read(case: Case) -> None:
         assert {result.request_id: result.output_ids for result in engine.run(requests)} == truth
     assert engine.stats().drafter_failures == 0
     assert drafter.num_read > 0
+
+
+def test_features_in_a_page_about_to_be_copied_are_read_from_its_source() -> None:
+    """The second request's whole prompt lies in pages that the first still holds, and it drafts before the copy."""
+    drafter = ReadingDrafter(FixedIds((3, 1, 4)))
+    engine = Engine(FakeVerifier(16, 4), drafter, EngineConfig(16, 4, limits=DraftLimits(3, 1, 3)))
+    requests = [Request(str(i), tuple(range(8)), SamplingParams(temperature=1, seed=i), 8) for i in range(2)]
+    for request in requests:
+        engine.submit(request, lambda progress: None)
+        engine.step()
+    assert any(plan.page_copies for plan in engine.verifier.plans)  # type: ignore[attr-defined]
+    assert engine.stats().drafter_failures == 0
+    assert len(drafter.batches[-1]) == 2
 
 
 class CheckedDraft(Eagle3Draft):
