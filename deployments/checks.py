@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deployments.settings import Settings
 from drafter.base import DraftLimits
-from drafter.factory import create_drafter
+from drafter.factory import DraftPlan, plan_drafter
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting, DraftreeError
 from verifier.weights import Checkpoint
@@ -32,6 +32,7 @@ class ServedModel:
     config: ModelConfig
     text: Text
     engine: EngineConfig
+    drafter: DraftPlan
 
 
 def served_model(settings: Settings, report: Reporter = lambda line: None) -> ServedModel:
@@ -40,9 +41,9 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     Raises:
         DraftreeError: there is no such model, or a setting does not fit it; one sentence.
     """
-    create_drafter(settings.draft_model)
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
+    plan = plan_drafter(settings.draft_model, config)
     config.check_tensor_parallel(settings.tensor_parallel)
     if settings.tensor_parallel > 1:
         raise BadSetting("tensor_parallel", settings.tensor_parallel, "1, as more ranks are not available yet")
@@ -53,7 +54,9 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
         raise BadSetting("kv_cache_tokens", settings.kv_cache_tokens, why)
     # A folder is called by its own name, a hub id is a name already.
     own_name = config.name if not settings.model or Path(settings.model).exists() else settings.model
-    return ServedModel(settings.served_model_name or own_name, config, Text.load(path), spec.engine_config(config))
+    return ServedModel(
+        settings.served_model_name or own_name, config, Text.load(path), spec.engine_config(config), plan
+    )
 
 
 def engine_spec(settings: Settings) -> EngineSpec:
@@ -82,10 +85,12 @@ def check_memory(model: ServedModel, available: int) -> None:
     weights = weight_bytes(model.config)
     cached_tokens = model.engine.num_pages * model.engine.page_size
     cache = cached_tokens * kv_bytes_per_token(model.config)
-    if weights + cache > available:
+    drafting = model.drafter.num_bytes(cached_tokens)
+    if weights + cache + drafting > available:
+        head = f", {model.drafter.name} takes {drafting / GIB:.1f} GiB" if drafting else ""
         raise DraftreeError(
             f"{model.config.name} does not fit: its weights take {weights / GIB:.1f} GiB and a KV cache of "
-            f"{cached_tokens} tokens takes {cache / GIB:.1f} GiB, but {available / GIB:.1f} GiB "
+            f"{cached_tokens} tokens takes {cache / GIB:.1f} GiB{head}, but {available / GIB:.1f} GiB "
             "of memory are available (kv_cache_tokens and max_model_len make the cache smaller)."
         )
 

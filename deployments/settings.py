@@ -50,7 +50,7 @@ class Settings(BaseModel):
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
     draft_model: Word = SPEC.draft_model
-    """Who guesses: none (plain decoding) or ngram."""
+    """Who guesses: none (plain decoding), ngram, or the folder of an EAGLE-3 head."""
     max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
     """Draft length: the most tokens of a guess; 0 is plain decoding."""
     draft_top_k: Annotated[int, Field(ge=1, le=16)] = SPEC.limits.draft_top_k

@@ -6,13 +6,18 @@ A drafter may be slow, late, wrong or dead: that costs speed and nothing else. I
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from verifier.features import Fusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,10 @@ class DraftLimits:
         return self.max_draft == 0 or self.draft_top_k == 0 or self.max_nodes == 0
 
 
+# From positions a, b to the target's fused features [b - a, width] fp32 of positions a .. b-1.
+FeatureReader = Callable[[int, int], "Tensor"]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """One sequence that may guess in this step."""
@@ -36,6 +45,9 @@ class DraftRequest:
     ids: Sequence[int]  # prompt and output so far, the last one the root of the tree wanted. Not to be kept or changed
     limits: DraftLimits
     sampling: SamplingParams  # seed included, so that candidates may be ranked with the acceptance noise
+    features: FeatureReader | None = (
+        None  # of all ``ids`` but the last; until ``start`` returns. For those with a fusion
+    )
 
 
 Ticket = int
@@ -44,11 +56,12 @@ Ticket = int
 class Drafter(Protocol):
     """``start`` asks, ``collect`` gets; between the two the engine may do other work.
 
-    ``taps`` names the target's layers whose hidden states this drafter needs (boundary ids: the residual stream
-    after that many layers); empty for drafters that only read text.
+    ``fusion`` says which hidden states of the target this drafter reads and how they are made one vector; None for
+    drafters that only read text.
     """
 
-    taps: tuple[int, ...]
+    @property
+    def fusion(self) -> Fusion | None: ...
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket: ...
 
@@ -67,7 +80,7 @@ class Drafter(Protocol):
 class NoDraft:
     """Never guesses: plain decoding."""
 
-    taps: tuple[int, ...] = ()
+    fusion: Fusion | None = None
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
         return 0
@@ -80,9 +93,9 @@ class NoDraft:
 
 
 class InstantDraft(ABC):
-    """The base of drafters that only read text and answer at once: they say how to `propose`, the rest is here."""
+    """The base of drafters that answer at once: they say how to `propose`, the rest is here."""
 
-    taps: tuple[int, ...] = ()
+    fusion: Fusion | None = None
 
     def __init__(self) -> None:
         self._tickets = count()
@@ -92,8 +105,12 @@ class InstantDraft(ABC):
     def propose(self, request: DraftRequest) -> TokenTree:
         """A tree within the request's limits; the root alone when there is nothing to propose."""
 
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+        """Trees by sequence; sequences may be left out."""
+        return {request.sequence: self.propose(request) for request in batch}
+
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        trees = {request.sequence: self.propose(request) for request in batch if not request.limits.off}
+        trees = self.propose_all([request for request in batch if not request.limits.off])
         ticket = next(self._tickets)
         self._ready[ticket] = {sequence: tree for sequence, tree in trees.items() if len(tree) > 1}
         return ticket

@@ -90,7 +90,7 @@ class Bushy(InstantDraft):
 
     def __init__(self, drafter: InstantDraft, *, vocab_size: int) -> None:
         super().__init__()
-        self.taps = drafter.taps
+        self.fusion = drafter.fusion
         self._drafter = drafter
         self._vocab_size = vocab_size
 

@@ -15,6 +15,7 @@ import torch
 from drafter.base import Drafter, DraftRequest
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
+from verifier.features import Fusion
 from verifier.sampling import SamplingParams, draw
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
@@ -90,6 +91,9 @@ class FakeVerifier:
         for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
             self.slots[target] = state
 
+    def keep_features(self, fusion: Fusion) -> FakeFeatures:
+        return FakeFeatures(self)
+
     def _run(self, segment: Segment) -> torch.Tensor:
         context = [self.slots[self._slot(segment, position)] for position in range(segment.start)]
         states: list[int] = []
@@ -114,6 +118,16 @@ class FakeVerifier:
         return segment.pages[logical // self.page_size] * self.page_size + logical % self.page_size
 
 
+class FakeFeatures:
+    """A slot's feature is its state: it tells the whole path that leads there."""
+
+    def __init__(self, verifier: FakeVerifier) -> None:
+        self._verifier = verifier
+
+    def read(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[self._verifier.slots[slot]] for slot in slots], dtype=torch.int64)
+
+
 @lru_cache(maxsize=4096)
 def plain_decoding(prompt: tuple[int, ...], sampling: SamplingParams, num_tokens: int) -> tuple[int, ...]:
     """What `FakeVerifier` says, by the definition: no pages, no batches, no trees."""
@@ -129,7 +143,7 @@ def plain_decoding(prompt: tuple[int, ...], sampling: SamplingParams, num_tokens
 class AnsweringDrafter:
     """Answers with whatever ``answer`` makes of the batch; it may also raise."""
 
-    taps: tuple[int, ...] = ()
+    fusion: Fusion | None = None
 
     def __init__(self, answer: Callable[[Sequence[DraftRequest]], Mapping[int, TokenTree]]) -> None:
         self.answer = answer
@@ -161,7 +175,7 @@ class RecordingDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.taps = drafter.taps
+        self.fusion = drafter.fusion
         self.batches: list[tuple[DraftRequest, ...]] = []
         self.open_sessions: set[int] = set()
 

@@ -5,8 +5,10 @@ Knows how rows become hidden states and logits. Knows nothing of requests, sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +20,14 @@ from verifier.layers import GatedMLP, RMSNorm, Rotary
 from verifier.linear import Linear
 from verifier.pool import PagePool
 from verifier.weights import Checkpoint
+
+Rotation = Callable[[Tensor], Tensor]  # heads [rows, any, head_dim] turned by their rows' positions
+
+
+class Tensors(Protocol):
+    """Weights by Hugging Face's names."""
+
+    def tensor(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -34,15 +44,28 @@ class DecoderLayer:
     mlp_norm: RMSNorm
     mlp: GatedMLP
 
-    def heads(self, x: Tensor, rotary: Rotary, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def attend(
+        self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
+    ) -> Tensor:
+        """What ``x``, normed already, attends to: ``[rows, heads * head_dim]``.
+
+        Writes the rows' keys and values into the layer's cache, ``keys`` and ``values`` of a `PagePool`.
+        """
+        own_queries, own_keys, own_values = self._heads(x, rotate)
+        keys.index_copy_(0, layout.slots, own_keys)
+        values.index_copy_(0, layout.slots, own_values)
+        attended = attention(own_queries, keys, values, layout, self.window, self.config.head_dim**-0.5)
+        return attended.view(len(x), -1)
+
+    def _heads(self, x: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries ``[rows, heads, head_dim]`` and keys, and values, ``[rows, kv_heads, head_dim]``."""
         config = self.config
-        heads = self.qkv(self.attention_norm(x)).view(len(x), -1, config.head_dim)
+        heads = self.qkv(x).view(len(x), -1, config.head_dim)
         rotated, values = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
             rotated = torch.cat((self.query_norm(queries), self.key_norm(keys)), dim=1)
-        queries, keys = rotary(rotated, cos, sin).split((config.num_heads, config.num_kv_heads), dim=1)
+        queries, keys = rotate(rotated).split((config.num_heads, config.num_kv_heads), dim=1)
         return queries, keys, values
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -64,39 +87,36 @@ class Model:
         self._attention = attention
         self._rotary = Rotary(config)
         embedding = checkpoint.tensor("model.embed_tokens.weight")
-        self._embedding = embedding.float()
+        self.embedding = embedding.float()  # [vocab, hidden]
         self.layers = [load_layer(config, checkpoint, index) for index in range(config.num_layers)]
         self.norm = RMSNorm(checkpoint.tensor("model.norm.weight").float(), config.rms_norm_eps)
         self.head = Linear([embedding if config.tie_word_embeddings else checkpoint.tensor("lm_head.weight")])
 
-    def forward(self, layout: RowLayout, pool: PagePool, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states ``[rows, hidden]`` after the last layer, before the final norm, and those at ``taps``.
+    def forward(self, layout: RowLayout, pool: PagePool, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Hidden states ``[rows, hidden]`` after the last layer, before the final norm, and those at ``taps`` by tap.
 
         A tap is a boundary id: 0 is the embedding output, n the residual stream after n layers
         (``hidden_states[n]`` of Hugging Face models, except that n = num_layers is before the final norm here).
         Writes the rows' keys and values into ``pool``.
         """
-        x = self._embedding[layout.token_ids]
+        x = self.embedding[layout.token_ids]
         cos, sin = self._rotary.at(layout.positions)
+        rotate = partial(self._rotary, cos=cos, sin=sin)
         tapped = {0: x}
         for index, layer in enumerate(self.layers):
-            queries, keys, values = layer.heads(x, self._rotary, cos, sin)
-            pool.keys[index].index_copy_(0, layout.slots, keys)
-            pool.values[index].index_copy_(0, layout.slots, values)
-            attended = self._attention(
-                queries, pool.keys[index], pool.values[index], layout, layer.window, self.config.head_dim**-0.5
-            )
-            x = layer.finish(x, attended.view(len(x), -1))
+            keys, values = pool.keys[index], pool.values[index]
+            attended = layer.attend(layer.attention_norm(x), rotate, layout, keys, values, self._attention)
+            x = layer.finish(x, attended)
             if index + 1 in taps:
                 tapped[index + 1] = x
-        return x, [tapped[tap] for tap in taps]
+        return x, {tap: tapped[tap] for tap in taps}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[rows, vocab]`` fp32 from hidden states before the final norm."""
         return self.head(self.norm(hidden))
 
 
-def load_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> DecoderLayer:
+def load_layer(config: ModelConfig, checkpoint: Tensors, index: int) -> DecoderLayer:
     """Layer ``index`` from Hugging Face tensor names."""
     prefix = f"model.layers.{index}"
 

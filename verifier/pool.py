@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,14 +33,18 @@ class PagePool:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots. All sources are read before any target is written, so the two may overlap.
 
         The targets must differ from one another.
         """
         changed = {target: source for source, target in zip(sources, targets, strict=True) if source != target}
-        self._copy(self.keys, changed)
-        self._copy(self.values, changed)
+        copy_rows(self.keys, changed)
+        copy_rows(self.values, changed)
 
     def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copies whole pages, as (source, target). All sources are read before any target is written.
@@ -49,13 +53,13 @@ class PagePool:
         """
         changed = {target: source for source, target in pairs}
         by_page = (-1, self.num_pages, self.page_size * self.keys[0, 0].numel())
-        self._copy(self.keys.view(by_page), changed)
-        self._copy(self.values.view(by_page), changed)
+        copy_rows(self.keys.view(by_page), changed)
+        copy_rows(self.values.view(by_page), changed)
 
-    @staticmethod
-    def _copy(rows: Tensor, changed: dict[int, int]) -> None:
-        """``rows[:, target] = rows[:, source]`` for every target and its source."""
-        if changed:
-            targets = torch.tensor(list(changed), device=rows.device)
-            sources = torch.tensor(list(changed.values()), device=rows.device)
-            rows.index_copy_(1, targets, rows.index_select(1, sources))
+
+def copy_rows(rows: Tensor, changed: Mapping[int, int]) -> None:
+    """``rows[:, target] = rows[:, source]`` for every target and its source; all are read before any is written."""
+    if changed:
+        targets = torch.tensor(list(changed), device=rows.device)
+        sources = torch.tensor(list(changed.values()), device=rows.device)
+        rows.index_copy_(1, targets, rows.index_select(1, sources))

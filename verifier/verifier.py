@@ -16,6 +16,7 @@ from verifier.attention import create_attention
 from verifier.attention.layout import RowLayout
 from verifier.batch import StepPlan
 from verifier.config import ModelConfig
+from verifier.features import FeaturePool, Fusion
 from verifier.model import Model
 from verifier.pool import PagePool
 from verifier.rows import RowCounts, find_row_counts
@@ -39,6 +40,7 @@ class Verifier:
     def __init__(self, model: Model, pool: PagePool, row_counts: RowCounts, fingerprint: str) -> None:
         self.model, self.pool, self.row_counts, self.fingerprint = model, pool, row_counts, fingerprint
         self.taps: tuple[int, ...] = ()
+        self._features: dict[str, FeaturePool] = {}
 
     @classmethod
     @torch.inference_mode()
@@ -80,24 +82,44 @@ class Verifier:
         """The most rows one forward pass takes."""
         return self.row_counts.largest
 
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of all that is kept by slot: keys, values and fused features."""
+        return sum(pool.num_bytes for pool in self._pools)
+
+    @property
+    def _pools(self) -> list[PagePool | FeaturePool]:
+        return [self.pool, *self._features.values()]
+
+    def keep_features(self, fusion: Fusion) -> FeaturePool:
+        """The pool in which every row's fused features lie from now on; equal keys share one."""
+        if fusion.key not in self._features:
+            self._features[fusion.key] = FeaturePool(fusion, self.pool.num_pages, self.pool.page_size)
+        return self._features[fusion.key]
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepOutput:
         """One pass over all rows of ``plan``; every row's KV is in its slot afterwards."""
         if plan.page_copies:
-            self.pool.copy_pages(plan.page_copies)
+            for pool in self._pools:
+                pool.copy_pages(plan.page_copies)
         layout = RowLayout.of(
             plan.segments,
             page_size=self.pool.page_size,
             num_rows=self.row_counts.pad(plan.num_rows),
             scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
         )
-        hidden, tapped = self.model.forward(layout, self.pool, self.taps)
-        return StepOutput(self._logits(plan, hidden), self._features(plan, tapped))
+        fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}
+        hidden, states = self.model.forward(layout, self.pool, tuple(fused_taps.union(self.taps)))
+        for pool in self._features.values():
+            pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
+        return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Moves KV between physical slots, in all layers: the kept nodes' into place."""
-        self.pool.move(sources, targets)
+        """Moves KV and features between physical slots: the kept nodes' into place."""
+        for pool in self._pools:
+            pool.move(sources, targets)
 
     def _logits(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         rows: list[int] = []
@@ -111,7 +133,7 @@ class Verifier:
         logits = self.model.logits(hidden[rows + padding])[: len(rows)]
         return list(logits.split([segment.num_scored for segment in plan.segments]))
 
-    def _features(self, plan: StepPlan, tapped: list[Tensor]) -> list[Tensor | None]:
+    def _tapped(self, plan: StepPlan, tapped: list[Tensor]) -> list[Tensor | None]:
         if not tapped:
             return [None for _ in plan.segments]
         stacked = torch.stack(tapped, dim=1)[: plan.num_rows]

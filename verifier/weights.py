@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,20 +102,23 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, t
 class SafetensorsFolder:
     """The safetensors files of a folder: those that its index lists, or model.safetensors alone.
 
+    Args:
+        dtypes: what tensors may be stored in, in the format's own words.
+
     Raises:
         ModelNotFound: there are none.
         CheckpointError: one is missing, cut short or not what the index says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtypes: Sequence[str] = SAFETENSORS_DTYPES) -> None:
         self._files = _files_by_tensor(folder)
         self._headers = {path: _read_header(path) for path in sorted(set(self._files.values()))}
         self._open: dict[Path, Any] = {}
         for name, path in self._files.items():
             if name not in self._headers[path]:
                 raise CheckpointError(f"{path} lacks {name}, which the index says it holds.")
-            if (dtype := self._entry(name)["dtype"]) not in SAFETENSORS_DTYPES:
-                wanted = ", ".join(SAFETENSORS_DTYPES)
+            if (dtype := self._entry(name)["dtype"]) not in dtypes:
+                wanted = ", ".join(dtypes)
                 raise CheckpointError(f"{path}: {name} is {dtype}, which is not supported; supported: {wanted}.")
 
     @property

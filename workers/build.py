@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafter.base import Drafter, DraftLimits
-from drafter.factory import create_drafter
+from drafter.base import DraftLimits
+from drafter.factory import DraftPlan, plan_drafter
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
@@ -37,7 +37,7 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"
+    draft_model: str = "ngram"  # none, ngram or the folder of an EAGLE-3 head
     limits: DraftLimits = DEFAULT_LIMITS
     page_size: int = 16  # tokens
     num_pages: int = 0  # of the KV cache; 0: as many as two of the longest requests need
@@ -84,9 +84,9 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     Raises:
         DraftreeError: a setting, the model or its files are not what they should be; in one sentence.
     """
-    drafter = create_drafter(spec.draft_model)
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
+    plan = plan_drafter(spec.draft_model, model)
     config = spec.engine_config(model)
     text = Text.load(path)
 
@@ -97,7 +97,7 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     # cores all wait passively, which makes a step half as long again. So the model is loaded on a thread that ends,
     # and takes its team along; whichever thread steps the engine then has the only one.
     with ThreadPoolExecutor(max_workers=1) as loader:
-        return loader.submit(_load, spec.threads, path, config, drafter).result(), text
+        return loader.submit(_load, spec.threads, path, config, plan).result(), text
 
 
 def openmp_environment() -> dict[str, str]:
@@ -110,7 +110,7 @@ def openmp_environment() -> dict[str, str]:
     return {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "10000"}
 
 
-def _load(threads: int, path: Path, config: EngineConfig, drafter: Drafter) -> Engine:
+def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> Engine:
     import torch
 
     from verifier.verifier import Verifier
@@ -121,4 +121,4 @@ def _load(threads: int, path: Path, config: EngineConfig, drafter: Drafter) -> E
     verifier = Verifier.load(
         path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
     )
-    return Engine(verifier, drafter, config)
+    return Engine(verifier, plan.create(verifier), config)

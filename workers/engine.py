@@ -18,6 +18,7 @@ from drafter.base import Drafter
 from verifier.acceptance import Verdict
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
+from verifier.features import Fusion
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
@@ -25,7 +26,7 @@ from workers.config import EngineConfig as EngineConfig
 from workers.guard import DrafterGuard
 from workers.inbox import EngineDead as EngineDead
 from workers.inbox import Inbox
-from workers.scheduler import Scheduler
+from workers.scheduler import Features, Scheduler
 from workers.sequence import FinishReason, Listener, Progress, Request, TokenSequence, longest
 from workers.stats import NEAR_TIE, Counters, EngineStats, Speculation, Usage
 from workers.step import Step, Turn
@@ -48,6 +49,8 @@ class StepRunner(Protocol):
     def forward(self, plan: StepPlan) -> StepOutput: ...
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+
+    def keep_features(self, fusion: Fusion) -> Features: ...
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,10 @@ class Engine:
             prefix_cache=config.prefix_cache,
             namespace=verifier.fingerprint.encode(),
         )
+        features = verifier.keep_features(drafter.fusion) if drafter.fusion else None
         max_rows = min(config.max_rows, verifier.max_rows)
-        self.scheduler = Scheduler(self.pages, min(config.max_running, max_rows), max_rows, self.counters)
+        max_running = min(config.max_running, max_rows)
+        self.scheduler = Scheduler(self.pages, max_running, max_rows, self.counters, features)
         self.inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()
@@ -124,7 +129,7 @@ class Engine:
                 self._commit(step, verdicts)
 
     def _verify(self, step: Step) -> list[Verdict]:
-        plan = step.plan(tapped=bool(self.drafter.taps))
+        plan = step.plan()
         output = self.verifier.forward(plan)
         verdicts = [turn.read(logits) for turn, logits in zip(step.turns, output.logits, strict=True)]
         sources, targets = step.moves(verdicts, self.pages)

@@ -158,7 +158,10 @@ def command_line() -> argparse.ArgumentParser:
     add = parser.add_argument_group("model").add_argument
     add("--model", default=spec.model, metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
     add(
-        "--draft-model", default=spec.draft_model, metavar="D", help="who guesses: none or ngram (default: %(default)s)"
+        "--draft-model",
+        default=spec.draft_model,
+        metavar="D",
+        help="who guesses: none, ngram or the folder of an EAGLE-3 head (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(

@@ -32,10 +32,6 @@ class DrafterGuard:
         self._asked: dict[Ticket, dict[int, DraftRequest]] = {}
         self._logged: set[str] = set()
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.drafter.taps
-
     def start(self, batch: Sequence[DraftRequest]) -> Ticket | None:
         """None when the drafter failed to take the question."""
         try:

@@ -10,14 +10,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
-from drafter.base import DraftRequest
+from drafter.base import DraftRequest, FeatureReader
 from verifier.acceptance import Verdict
 from verifier.pages import PageLease, PageTable
 from verifier.tree import TokenTree
 from workers.sequence import TokenSequence
 from workers.stats import Counters
 from workers.step import PageCopies, Step, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Features(Protocol):
+    """What the scheduler needs of a `verifier.features.FeaturePool`."""
+
+    def read(self, slots: Sequence[int]) -> Tensor: ...
+
 
 Prompt = tuple[TokenSequence, PageLease, PageCopies]  # copies to be done before its first rows
 
@@ -45,10 +56,19 @@ class Scheduler:
     Attributes:
         running: sequences that hold pages. The oldest is never preempted, so there is always progress.
         waiting: sequences that hold none; those preempted are older than those never admitted, and stand before them.
+        features: what drafters may read of the target, in the same slots as the KV.
     """
 
-    def __init__(self, pages: PageTable, max_running: int, max_rows: int, counters: Counters) -> None:
+    def __init__(
+        self,
+        pages: PageTable,
+        max_running: int,
+        max_rows: int,
+        counters: Counters,
+        features: Features | None = None,
+    ) -> None:
         self.pages = pages
+        self.features = features
         self.max_running = max_running
         self.max_rows = max_rows
         self.running: list[TokenSequence] = []
@@ -86,17 +106,26 @@ class Scheduler:
 
     def draft_requests(self, step: Step) -> list[DraftRequest]:
         """Those that may guess and how far: as deep as their text may still grow, in equal shares of the room."""
-        guessers = [turn.sequence for turn in step.turns if turn.decodes and _draft_length(turn.sequence)][: step.room]
+        guessers = [turn for turn in step.turns if turn.decodes and _draft_length(turn.sequence)][: step.room]
         requests = []
-        for i, sequence in enumerate(guessers):
+        for i, turn in enumerate(guessers):
+            sequence = turn.sequence
             share = (step.room + i) // len(guessers)  # they differ by one at most and sum up to the room
             limits = replace(
                 sequence.limits,
                 max_draft=_draft_length(sequence),
                 max_nodes=min(sequence.limits.max_nodes, share),
             )
-            requests.append(DraftRequest(sequence.number, sequence.ids, limits, sequence.request.sampling))
+            reader = self._reader(turn)
+            requests.append(DraftRequest(sequence.number, sequence.ids, limits, sequence.request.sampling, reader))
         return requests
+
+    def _reader(self, turn: Turn) -> FeatureReader | None:
+        features = self.features
+        if features is None:
+            return None
+        pages, size = turn.context_pages, self.pages.page_size
+        return lambda first, end: features.read([pages[p // size] * size + p % size for p in range(first, end)])
 
     def graft(self, step: Step, trees: Mapping[int, TokenTree]) -> None:
         """Puts the trees on their roots, each cut to the pages that can be had without taking them from anybody."""

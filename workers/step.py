@@ -48,6 +48,12 @@ class Turn:
     def scored_from(self) -> int:
         return min(self.num_written, len(self.tree))
 
+    @property
+    def context_pages(self) -> list[int]:
+        """Where the committed tokens lie before this step's page copies are done."""
+        sources = {target: source for source, target in self.page_copies}
+        return [sources.get(page, page) for page in self.lease.pages]
+
     def read(self, logits: Tensor) -> Verdict:
         """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab]."""
         ids, sampling = self.sequence.ids, self.sequence.request.sampling
@@ -75,11 +81,9 @@ class Step:
         self.turns.append(Turn(sequence, lease, chunk, page_copies))
         self.room -= num_rows
 
-    def plan(self, tapped: bool) -> StepPlan:
+    def plan(self) -> StepPlan:
         return StepPlan(
-            tuple(
-                Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from, tapped) for turn in self.turns
-            ),
+            tuple(Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from) for turn in self.turns),
             tuple(pair for turn in self.turns for pair in turn.page_copies),
         )
 

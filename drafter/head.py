@@ -1,0 +1,102 @@
+"""The EAGLE-3 network (Li et al., 2025, https://arxiv.org/abs/2503.01840): a decoder of a layer or few that reads the
+target's features and predicts draft tokens.
+
+Its first layer takes two vectors for each slot, the embedding of a token and a hidden state: the target's fused feature
+in the context, the head's own output below it. Knows rows and slots. Knows no trees, sessions or texts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from drafter.checkpoints import HeadCheckpoint
+from verifier.attention import Attention
+from verifier.attention.layout import RowLayout
+from verifier.features import Fusion
+from verifier.layers import RMSNorm, Rotary
+from verifier.linear import Linear
+from verifier.model import Model, load_layer
+from verifier.pool import PagePool
+
+
+class Eagle3Head:
+    """The weights of one head and its forward pass over a flat batch. What a head does not bring is the target's own.
+
+    Attributes:
+        fusion: for the verifier; how the target's states become what this head reads.
+        target_ids: ``[draft vocabulary]`` int64, the target's id of each draft id.
+    """
+
+    def __init__(self, checkpoint: HeadCheckpoint, target: Model, attention: Attention) -> None:
+        self.config = checkpoint.config
+        self.fusion = load_fusion(checkpoint, target)
+        self.target_ids = checkpoint.target_ids
+        self._attention = attention
+        self._rotary = Rotary(self.config.decoder)
+        self._embedding = _load_embedding(checkpoint, target)
+        self._layers = [load_layer(self.config.decoder, checkpoint, i) for i in range(self.config.decoder.num_layers)]
+        self._hidden_norm = _load_norm(checkpoint, "layers.0.hidden_norm.weight")
+        self._norm = _load_norm(checkpoint, "norm.weight")
+        self._output = Linear([checkpoint.tensor("lm_head.weight")]) if self.config.has_output else target.head
+
+    def forward(self, layout: RowLayout, hidden: Tensor, pool: PagePool) -> Tensor:
+        """``[rows, width]`` before the final norm, from hidden states ``[rows, width]``: features or `feedback`.
+
+        Writes the rows' keys and values into ``pool``.
+        """
+        cos, sin = self._rotary.at(layout.positions)
+        rotate = partial(self._rotary, cos=cos, sin=sin)
+        first, *later = self._layers
+        normed = self._hidden_norm(hidden)
+        x = torch.cat((first.attention_norm(self._embedding[layout.token_ids]), normed), dim=-1)
+        attended = first.attend(x, rotate, layout, pool.keys[0], pool.values[0], self._attention)
+        x = first.finish(normed if self.config.norm_before_residual else hidden, attended)
+        for index, layer in enumerate(later, start=1):
+            keys, values = pool.keys[index], pool.values[index]
+            attended = layer.attend(layer.attention_norm(x), rotate, layout, keys, values, self._attention)
+            x = layer.finish(x, attended)
+        return x
+
+    def feedback(self, states: Tensor) -> Tensor:
+        """What the slots below read in place of features, from what `forward` returned at their parents."""
+        return self._norm(states) if self.config.norm_output else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """``[rows, draft vocabulary]`` fp32, from what `forward` returned."""
+        return self._output(self._norm(states))[:, : len(self.target_ids)]
+
+
+def load_fusion(checkpoint: HeadCheckpoint, target: Model) -> Fusion:
+    """The head's part that runs on the verifier."""
+    config = checkpoint.config
+    each_norm: tuple[RMSNorm, ...] = ()
+    if config.fc_norm:
+        each_norm = tuple(_load_norm(checkpoint, f"fc_norm.{i}.weight") for i in range(len(config.layer_ids)))
+    if not config.fuses_layers:
+        each_norm = (target.norm,)
+    return Fusion(
+        key=checkpoint.fingerprint,
+        taps=config.layer_ids,
+        width=config.decoder.hidden_size,
+        each_norm=each_norm,
+        joint_norm=_load_norm(checkpoint, "input_norm.weight") if config.norm_before_fc else None,
+        projection=Linear([checkpoint.tensor("fc.weight")]) if config.fuses_layers else None,
+    )
+
+
+def _load_norm(checkpoint: HeadCheckpoint, name: str) -> RMSNorm:
+    return RMSNorm(checkpoint.tensor(name).float(), checkpoint.config.decoder.rms_norm_eps)
+
+
+def _load_embedding(checkpoint: HeadCheckpoint, target: Model) -> Tensor:
+    """``[vocab, width]`` fp32: the target's very tensor where the head has none or an equal one."""
+    if not checkpoint.config.has_embedding:
+        return target.embedding
+    own = checkpoint.tensor("embed_tokens.weight").float()
+    if torch.equal(own, target.embedding):
+        return target.embedding
+    missing = max(0, len(target.embedding) - len(own))  # rows that pad the target's table alone
+    return torch.nn.functional.pad(own, (0, 0, 0, missing))
