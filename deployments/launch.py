@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import logging
 import shlex
 import signal
 import socket
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 
 from click import ClickException
 from ray.serve import Application
+from ray.serve.schema import LoggingConfig
 
 from deployments.build import app
 from deployments.settings import RefusedSettings, Settings
@@ -29,6 +31,7 @@ from workers.generate import OneLineParser
 READY_S = 30.0  # from Serve's word that the application runs to the first answer
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QUESTION = "Why is the sky blue?"
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)  # a line per request would cost time as well
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,11 +92,12 @@ def serve_until_interrupted(application: Application, host: str, port: int) -> i
     code = 0
     try:
         # The dashboard's processes would take their share of the cores that the model is short of.
-        ray.init("local", namespace="serve", include_dashboard=False)
+        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
-        serve.start(http_options={"host": host, "port": port})
-        serve.run(application, route_prefix="/")
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
+        serve.run(application, route_prefix="/", logging_config=QUIET)
         announce(host, port)
         while True:
             signal.pause()
@@ -114,7 +118,7 @@ def announce(host: str, port: int) -> None:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     address = f"http://{shown}:{port}"
     name = served_name(address)
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64})
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64})
     print(f"\nReady: {name} on {address}/v1 (Ctrl-C stops it). For example:\n")
     print(
         f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n", flush=True
