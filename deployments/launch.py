@@ -118,7 +118,8 @@ def announce(host: str, port: int) -> None:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     address = f"http://{shown}:{port}"
     name = served_name(address)
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 64})
+    messages = [{"role": "user", "content": QUESTION}]
+    body = json.dumps({"model": name, "messages": messages, "temperature": 0, "max_tokens": 64})
     print(f"\nReady: {name} on {address}/v1 (Ctrl-C stops it). For example:\n")
     print(
         f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n", flush=True
