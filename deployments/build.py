@@ -10,12 +10,13 @@ import sys
 from ray import serve
 from ray.serve import Application
 
-from deployments.checks import available_memory, check_memory, engine_spec, served_model
+from deployments.checks import engine_spec, served_model
 from deployments.ingress import Ingress
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
 from verifier.errors import DraftreeError
 from workers.build import openmp_environment
+from workers.machine import available_memory, check_memory
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
@@ -41,7 +42,8 @@ def app(args: Settings) -> Application:
         RefusedSettings: the settings cannot work here, in one sentence.
     """
     try:
-        check_memory(served_model(args, report=_say), available_memory())
+        model = served_model(args, report=_say)
+        check_memory(model.config, model.engine, model.drafter, available_memory())
     except DraftreeError as error:
         raise RefusedSettings(str(error)) from None
     for name, value in (ONE_LOOP | LEAN_SERVE).items():

@@ -20,6 +20,7 @@ from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
 from workers.config import EngineConfig
+from workers.machine import available_memory, check_memory
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     model = Checkpoint.open(path).config
     plan = plan_drafter(spec.draft_model, model)
     config = spec.engine_config(model)
+    check_memory(model, config, plan, available_memory())
     text = Text.load(path)
 
     report(f"Loading {model.name} …")
