@@ -92,7 +92,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(url, found[1], config, folder)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()  # Ray's processes end with the one that started them
+            process.wait()
 
 
 def test_chat_whole_and_streamed(server: Server) -> None:
