@@ -1,0 +1,48 @@
+"""The training tool: ``python -m drafter.training STEP …``. Each step runs alone, and resumes when it is run again.
+
+Collecting and evaluating need the engine, which the drafter may not import: steps are found by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from verifier.errors import DraftreeError
+
+STEPS = {
+    "collect": ("workers.collect", "let the target write conversations, and keep its hidden states"),
+    "train": ("drafter.training.train", "train a draft head on them"),
+    "evaluate": ("workers.evaluate", "measure what a head's guesses are worth in the real engine"),
+    "export": ("drafter.training.export", "write a trained head for Draftree, SafeAILab's code or vLLM"),
+}
+BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
+USAGE = "usage: python -m drafter.training STEP …     (STEP --help tells its options)\n\n" + "\n".join(
+    f"  {name:<9} {what}" for name, (_, what) in STEPS.items()
+)
+
+
+def main() -> int:
+    """Runs the step that the command line names and returns its exit code."""
+    step, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    if step in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if step not in STEPS:
+        return _fail(f"STEP is {step!r}, but must be one of {', '.join(STEPS)}.")
+    try:
+        import_module(STEPS[step][0]).main(arguments)
+    except DraftreeError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _fail(sentence: str) -> int:
+    print(f"drafter.training: error: {sentence}", file=sys.stderr)
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
