@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from drafter.scored import ScoredTree
 from verifier.sampling import SamplingParams
-from verifier.tree import TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ class Drafter(Protocol):
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket: ...
 
-    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         """Trees by sequence, whatever is ready within ``deadline_s`` seconds; sequences left out are decoded plainly.
 
         To be called once for each ticket.
@@ -85,7 +85,7 @@ class NoDraft:
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
         return 0
 
-    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         return {}
 
     def close(self, sequence: int) -> None:
@@ -99,23 +99,23 @@ class InstantDraft(ABC):
 
     def __init__(self) -> None:
         self._tickets = count()
-        self._ready: dict[Ticket, Mapping[int, TokenTree]] = {}
+        self._ready: dict[Ticket, Mapping[int, ScoredTree]] = {}
 
     @abstractmethod
-    def propose(self, request: DraftRequest) -> TokenTree:
+    def propose(self, request: DraftRequest) -> ScoredTree:
         """A tree within the request's limits; the root alone when there is nothing to propose."""
 
-    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         """Trees by sequence; sequences may be left out."""
         return {request.sequence: self.propose(request) for request in batch}
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
         trees = self.propose_all([request for request in batch if not request.limits.off])
         ticket = next(self._tickets)
-        self._ready[ticket] = {sequence: tree for sequence, tree in trees.items() if len(tree) > 1}
+        self._ready[ticket] = {sequence: tree for sequence, tree in trees.items() if len(tree.tree) > 1}
         return ticket
 
-    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, TokenTree]:
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         return self._ready.pop(ticket)
 
     def close(self, sequence: int) -> None:

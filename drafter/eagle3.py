@@ -24,6 +24,7 @@ from drafter.base import DraftLimits, DraftRequest, InstantDraft
 from drafter.checkpoints import HeadCheckpoint
 from drafter.growth import BestFirstGrowth, Guesses
 from drafter.head import Eagle3Head
+from drafter.scored import ScoredTree
 from verifier.attention import create_attention
 from verifier.attention.layout import RowLayout
 from verifier.batch import Segment
@@ -79,11 +80,11 @@ class Eagle3Draft(InstantDraft):
         pool = verifier.pool
         return cls(head, num_pages=pool.num_pages, page_size=pool.page_size, noise_ranking=noise_ranking)
 
-    def propose(self, request: DraftRequest) -> TokenTree:
-        return self.propose_all([request]).get(request.sequence, TokenTree.chain(request.ids[-1:]))
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        return self.propose_all([request]).get(request.sequence, ScoredTree.root(request.ids[-1]))
 
     @torch.inference_mode()
-    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         try:
             ready = self._catch_up(batch)
             return self._grow([_Draft(request, self.sessions[request.sequence], limits) for request, limits in ready])
@@ -171,7 +172,7 @@ class Eagle3Draft(InstantDraft):
 
     # ── the expansion ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _grow(self, drafts: Sequence[_Draft]) -> dict[int, TokenTree]:
+    def _grow(self, drafts: Sequence[_Draft]) -> dict[int, ScoredTree]:
         if drafts:
             self._extend(drafts, torch.stack([draft.states[0] for draft in drafts]))
         while growing := [draft for draft in drafts if draft.growth.frontier]:

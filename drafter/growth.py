@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from drafter.base import DraftLimits
+from drafter.scored import UNKNOWN_SHARE, ScoredTree
 from verifier.errors import BadSetting
 from verifier.tree import TokenTree
 
@@ -22,6 +23,7 @@ class TreeBuilder:
         self._limits = limits
         self._tokens = [root]
         self._parents = [-1]
+        self._shares = [1.0]
         self._depths = [0]
         self._children: list[dict[int, int]] = [{}]  # of each node: token -> child
 
@@ -29,7 +31,7 @@ class TreeBuilder:
     def is_full(self) -> bool:
         return len(self._tokens) > self._limits.max_nodes
 
-    def add(self, parent: int, token: int) -> int | None:
+    def add(self, parent: int, token: int, share: float = UNKNOWN_SHARE) -> int | None:
         """The child of ``parent`` that carries ``token``, new or old; None where the limits allow no more."""
         siblings = self._children[parent]
         if token in siblings:
@@ -40,6 +42,7 @@ class TreeBuilder:
         node = siblings[token] = len(self._tokens)
         self._tokens.append(token)
         self._parents.append(parent)
+        self._shares.append(share)
         self._depths.append(depth)
         self._children.append({})
         return node
@@ -53,8 +56,8 @@ class TreeBuilder:
                 return
             node = child
 
-    def build(self) -> TokenTree:
-        return TokenTree(tuple(self._tokens), tuple(self._parents))
+    def build(self) -> ScoredTree:
+        return ScoredTree(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._shares))
 
 
 class GrowthNode(NamedTuple):
@@ -96,10 +99,10 @@ class Growth(Protocol):
         """Takes the guesses for the frontier, node by node, and moves it on."""
         ...
 
-    def build(self) -> TokenTree: ...
+    def build(self) -> ScoredTree: ...
 
 
-def grow(growth: Growth, source: Source) -> TokenTree:
+def grow(growth: Growth, source: Source) -> ScoredTree:
     """One forward of the source for each level of the tree."""
     while growth.frontier:
         growth.extend(source.expand(growth.frontier, growth.num_guesses))
@@ -140,8 +143,8 @@ class StaticGrowth:
                     self._paths.append((*path, rank))
         self.frontier = [node for node in self._nodes[first_new:] if self._paths[node.number] in self._ranks]
 
-    def build(self) -> TokenTree:
-        return TokenTree(tuple(node.token for node in self._nodes), tuple(node.parent for node in self._nodes))
+    def build(self) -> ScoredTree:
+        return _scored(self._nodes)
 
 
 class BestFirstGrowth:
@@ -169,15 +172,8 @@ class BestFirstGrowth:
         self._best = sorted(self._best + level, key=_rank)[: self._limits.max_nodes]
         self.frontier = self._next_frontier(level)
 
-    def build(self) -> TokenTree:
-        kept = [0, *sorted(node.number for node in self._best)]
-        place = {number: index for index, number in enumerate(kept)}
-        nodes = [self._pool[number] for number in kept]
-        assert all(node.parent in place for node in nodes[1:]), "a node was kept without its parent"
-        return TokenTree(
-            tokens=tuple(node.token for node in nodes),
-            parents=(-1, *(place[node.parent] for node in nodes[1:])),
-        )
+    def build(self) -> ScoredTree:
+        return _scored([self._pool[0], *sorted(self._best, key=lambda node: node.number)])
 
     def _next_frontier(self, level: Sequence[GrowthNode]) -> list[GrowthNode]:
         if not level or level[0].depth == self._limits.max_draft:
@@ -186,6 +182,15 @@ class BestFirstGrowth:
         # no kept child, and expanding it would change nothing.
         hopeful = set(self._best[: self._limits.max_nodes - 1])
         return [node for node in level[: self._limits.draft_top_k] if node in hopeful]
+
+
+def _scored(nodes: Sequence[GrowthNode]) -> ScoredTree:
+    """Of the root and nodes in order of their numbers."""
+    place = {node.number: index for index, node in enumerate(nodes)}
+    assert all(node.parent in place for node in nodes[1:]), "a node was kept without its parent"
+    parents = [place[node.parent] for node in nodes[1:]]
+    shares = [math.exp(node.log_prob - nodes[parent].log_prob) for node, parent in zip(nodes[1:], parents, strict=True)]
+    return ScoredTree(TokenTree(tuple(node.token for node in nodes), (-1, *parents)), (1.0, *shares))
 
 
 def _rank(node: GrowthNode) -> tuple[float, int, int]:

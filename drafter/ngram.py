@@ -11,8 +11,8 @@ from itertools import cycle, islice
 
 from drafter.base import DraftRequest, InstantDraft
 from drafter.growth import TreeBuilder
+from drafter.scored import ScoredTree
 from verifier.errors import BadSetting
-from verifier.tree import TokenTree
 
 MAX_OCCURRENCES = 32  # looked at for one tree; bounds the time a step takes in repetitive text
 MAX_INDEXED_TOKENS = 32_768  # of one sequence; when it is longer, the older half is forgotten
@@ -39,7 +39,7 @@ class NgramDraft(InstantDraft):
         self._max_n = max_n
         self._indexes: OrderedDict[int, _Index] = OrderedDict()
 
-    def propose(self, request: DraftRequest) -> TokenTree:
+    def propose(self, request: DraftRequest) -> ScoredTree:
         index = self._index(request.sequence, request.ids)
         builder = TreeBuilder(request.ids[-1], request.limits)
         for end in islice(index.occurrences(), MAX_OCCURRENCES):

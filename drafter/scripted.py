@@ -13,6 +13,7 @@ from random import Random
 
 from drafter.base import DraftLimits, DraftRequest, InstantDraft
 from drafter.growth import TreeBuilder
+from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 
 # From the ids so far to what plain decoding says next, in full or as much as is known.
@@ -22,7 +23,7 @@ Continuation = Callable[[Sequence[int]], Sequence[int]]
 class ChainDraft(InstantDraft):
     """The base of those that propose one chain."""
 
-    def propose(self, request: DraftRequest) -> TokenTree:
+    def propose(self, request: DraftRequest) -> ScoredTree:
         builder = TreeBuilder(request.ids[-1], request.limits)
         builder.add_path(islice(self.chain(request.ids), request.limits.max_draft))
         return builder.build()
@@ -94,8 +95,8 @@ class Bushy(InstantDraft):
         self._drafter = drafter
         self._vocab_size = vocab_size
 
-    def propose(self, request: DraftRequest) -> TokenTree:
-        return widen(self._drafter.propose(request), request.limits, self._vocab_size)
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        return ScoredTree.unscored(widen(self._drafter.propose(request).tree, request.limits, self._vocab_size))
 
     def close(self, sequence: int) -> None:
         self._drafter.close(sequence)
@@ -118,7 +119,7 @@ def widen(tree: TokenTree, limits: DraftLimits, vocab_size: int) -> TokenTree:
                 twin = builder.add(sibling, tree.tokens[child])
                 if twin is not None:
                     twins.append((twin, child))
-    return _middle_first_nodes(builder.build(), len(tree))
+    return _middle_first_nodes(builder.build().tree, len(tree))
 
 
 def _middle_first_nodes(tree: TokenTree, num_first: int) -> TokenTree:

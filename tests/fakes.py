@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 
 from drafter.base import Drafter, DraftRequest
+from drafter.scored import ScoredTree
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
 from verifier.features import Fusion
@@ -145,7 +146,7 @@ class AnsweringDrafter:
 
     fusion: Fusion | None = None
 
-    def __init__(self, answer: Callable[[Sequence[DraftRequest]], Mapping[int, TokenTree]]) -> None:
+    def __init__(self, answer: Callable[[Sequence[DraftRequest]], Mapping[int, ScoredTree]]) -> None:
         self.answer = answer
         self._batches: list[Sequence[DraftRequest]] = []
 
@@ -153,11 +154,16 @@ class AnsweringDrafter:
         self._batches.append(batch)
         return len(self._batches) - 1
 
-    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, TokenTree]:
+    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, ScoredTree]:
         return self.answer(self._batches[ticket])
 
     def close(self, sequence: int) -> None:
         pass
+
+
+def chain(*tokens: int) -> ScoredTree:
+    """A root and guesses below it, without alternatives."""
+    return ScoredTree.unscored(TokenTree.chain(tokens))
 
 
 class ManualClock:
@@ -184,7 +190,7 @@ class RecordingDrafter:
         self.open_sessions |= {request.sequence for request in batch}
         return self.drafter.start(batch)
 
-    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, TokenTree]:
+    def collect(self, ticket: int, deadline_s: float) -> Mapping[int, ScoredTree]:
         return self.drafter.collect(ticket, deadline_s)
 
     def close(self, sequence: int) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from drafter.base import Drafter, DraftRequest, Ticket
+from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class DrafterGuard:
         self._asked[ticket] = {request.sequence: request for request in batch}
         return ticket
 
-    def collect(self, ticket: Ticket | None, deadline_s: float) -> dict[int, TokenTree]:
+    def collect(self, ticket: Ticket | None, deadline_s: float) -> dict[int, ScoredTree]:
         """The usable trees by sequence."""
         if ticket is None:
             return {}
@@ -62,9 +63,9 @@ class DrafterGuard:
         except Exception as error:
             self._failed("close", error)
 
-    def _is_usable(self, tree: TokenTree, request: DraftRequest | None) -> bool:
+    def _is_usable(self, scored: ScoredTree, request: DraftRequest | None) -> bool:
         try:
-            fault = find_fault(tree, request, self.vocab_size)
+            fault = find_fault(scored.tree, request, self.vocab_size)
         except Exception as error:  # not even a tree
             self._failed("collect", error)
             return False

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from drafter.base import DraftRequest, FeatureReader
+from drafter.scored import ScoredTree
 from verifier.acceptance import Verdict
 from verifier.pages import PageLease, PageTable
-from verifier.tree import TokenTree
 from workers.sequence import TokenSequence
 from workers.stats import Counters
 from workers.step import PageCopies, Step, Turn
@@ -127,17 +127,17 @@ class Scheduler:
         pages, size = turn.context_pages, self.pages.page_size
         return lambda first, end: features.read([pages[p // size] * size + p % size for p in range(first, end)])
 
-    def graft(self, step: Step, trees: Mapping[int, TokenTree]) -> None:
+    def graft(self, step: Step, trees: Mapping[int, ScoredTree]) -> None:
         """Puts the trees on their roots, each cut to the pages that can be had without taking them from anybody."""
         for turn in step.turns:
-            tree = trees.get(turn.sequence.number)
-            if tree is None:
+            scored = trees.get(turn.sequence.number)
+            if scored is None:
                 continue
-            size = len(tree)
+            size = len(scored.tree)
             while not self.pages.can_grow(turn.lease, turn.start + size):
                 size -= 1
             turn.page_copies += self.pages.grow(turn.lease, turn.start + size)
-            turn.tree = TokenTree(tree.tokens[:size], tree.parents[:size])
+            turn.tree = scored.best(size - 1).tree
             step.room -= size - 1
 
     def commit(self, turn: Turn, verdict: Verdict) -> tuple[int, ...]:

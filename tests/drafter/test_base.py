@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drafter.base import DraftLimits, DraftRequest, InstantDraft, NoDraft
+from drafter.scored import ScoredTree
 from tests.drafter.requests import request
 from verifier.tree import TokenTree
 
@@ -12,9 +13,9 @@ CHAIN = DraftLimits(3, 1, 3)
 class Repeat(InstantDraft):
     """Proposes the last token again, unless it is 0."""
 
-    def propose(self, request: DraftRequest) -> TokenTree:
+    def propose(self, request: DraftRequest) -> ScoredTree:
         last = request.ids[-1]
-        return TokenTree.chain([last, last] if last else [last])
+        return ScoredTree.unscored(TokenTree.chain([last, last] if last else [last]))
 
 
 def test_no_draft_leaves_everything_out() -> None:
@@ -27,7 +28,7 @@ def test_no_draft_leaves_everything_out() -> None:
 def test_a_sequence_that_may_not_guess_is_left_out(off: DraftLimits) -> None:
     drafter = Repeat()
     ticket = drafter.start([request([7], off, 1), request([8], CHAIN, 2)])
-    assert drafter.collect(ticket, 0.0) == {2: TokenTree.chain([8, 8])}
+    assert drafter.collect(ticket, 0.0) == {2: ScoredTree.unscored(TokenTree.chain([8, 8]))}
 
 
 def test_a_tree_without_guesses_is_left_out() -> None:
@@ -38,6 +39,6 @@ def test_a_tree_without_guesses_is_left_out() -> None:
 def test_tickets_may_be_collected_in_any_order() -> None:
     drafter = Repeat()
     first, second = drafter.start([request([7], CHAIN)]), drafter.start([request([8], CHAIN)])
-    assert drafter.collect(second, 0.0) == {1: TokenTree.chain([8, 8])}
-    assert drafter.collect(first, 0.0) == {1: TokenTree.chain([7, 7])}
+    assert drafter.collect(second, 0.0) == {1: ScoredTree.unscored(TokenTree.chain([8, 8]))}
+    assert drafter.collect(first, 0.0) == {1: ScoredTree.unscored(TokenTree.chain([7, 7]))}
     drafter.close(99)

@@ -151,7 +151,7 @@ def test_every_flag_computes_what_its_definition_says(name: str, bench: Callable
     torch.testing.assert_close(here.read(0, 11), torch.stack(fused), atol=1e-4, rtol=1e-4)
 
     logits, guesses = here.slow.run(ids[1:], fused, num_guesses=3)
-    tree = here.drafter.propose(here.request(ids, CHAIN))
+    tree = here.drafter.propose(here.request(ids, CHAIN)).tree
     assert tree == TokenTree.chain([ids[-1], *guesses])
     state = here.drafter.sessions[1].state
     assert state is not None
@@ -177,11 +177,12 @@ def test_trees_are_best_first_growth_over_the_definition(name: str, bench: Calla
             best = logits.log_softmax(-1).topk(num_guesses)
             return [(int(target_ids[i]), float(value)) for value, i in zip(*best, strict=True)]
 
-    expected = grow(BestFirstGrowth(ids[-1], TREE), Slow())
-    assert here.drafter.propose(here.request(ids)) == expected
-    assert len(expected) == 13
-    assert max(expected.depths) > 2
-    assert not expected.is_chain
+    expected, ours = grow(BestFirstGrowth(ids[-1], TREE), Slow()), here.drafter.propose(here.request(ids))
+    assert ours.tree == expected.tree
+    assert ours.shares == pytest.approx(expected.shares, rel=1e-3)
+    assert len(expected.tree) == 13
+    assert max(expected.tree.depths) > 2
+    assert not expected.tree.is_chain
 
 
 def slow_logits(here: Bench, ids: Sequence[int], fused: list[Tensor], path: Sequence[int]) -> Tensor:
@@ -202,15 +203,17 @@ def test_several_sequences_grow_together_as_each_does_alone(bench: Callable[...,
     limits = [TREE, CHAIN, TREE, replace(TREE, max_draft=1)]
     requests = [here.request(*each, sequence=i) for i, each in enumerate(zip(texts, limits, strict=True))]
     together = here.drafter.collect(here.drafter.start(requests), 1.0)
-    assert together == {request.sequence: here.fresh().propose(request) for request in requests}
-    assert len({len(tree) for tree in together.values()}) > 2
+    assert {sequence: scored.tree for sequence, scored in together.items()} == {
+        request.sequence: here.fresh().propose(request).tree for request in requests
+    }
+    assert len({len(tree.tree) for tree in together.values()}) > 2
 
 
 def test_noise_ranks_what_the_target_would_draw_first(bench: Callable[..., Bench]) -> None:
     here = bench(noise_ranking=True)
     here.verify(TEXT[:12])
     sampling = SamplingParams(temperature=0.8, seed=5)
-    tree = here.drafter.propose(here.request(TEXT[:12], DraftLimits(1, 1, 1), sampling))
+    tree = here.drafter.propose(here.request(TEXT[:12], DraftLimits(1, 1, 1), sampling)).tree
     logits, _ = here.slow.run(TEXT[1:12], here.fused(TEXT[:12]))
     ids = here.checkpoint.target_ids
     scores = logits[-1] / 0.8 + torch.from_numpy(gumbel_noise(5, 0, 12, 0, 160))[ids]
@@ -262,7 +265,7 @@ def test_chunked_prefill_gives_the_same_state(bench: Callable[..., Bench], monke
     monkeypatch.setattr(eagle3, "CATCH_UP_ROWS", 5)
     request = here.request(TEXT)
     rounds = [here.drafter.propose(request) for _ in range(8)]
-    assert [len(tree) > 1 for tree in rounds] == [False] * 7 + [True]  # 39 slots
+    assert [len(tree.tree) > 1 for tree in rounds] == [False] * 7 + [True]  # 39 slots
     monkeypatch.undo()
     here.verify(TEXT)
     here.assert_rebuilt(TEXT)
@@ -274,7 +277,8 @@ def test_drafting_stops_at_the_heads_own_positions(bench: Callable[..., Bench]) 
     here = bench(HeadShape(max_positions=16))
     here.verify(TEXT)
     depths = {
-        end: max(here.drafter.propose(here.request(TEXT[:end], CHAIN)).depths) for end in (12, 14, 15, 16, 17, 18, 30)
+        end: max(here.drafter.propose(here.request(TEXT[:end], CHAIN)).tree.depths)
+        for end in (12, 14, 15, 16, 17, 18, 30)
     }
     assert depths == {12: 4, 14: 4, 15: 3, 16: 2, 17: 1, 18: 0, 30: 0}
 
@@ -284,9 +288,9 @@ def test_a_full_cache_forgets_the_session_used_longest_ago(bench: Callable[..., 
     here.verify(TEXT)
     small = Eagle3Draft(here.drafter.head, num_pages=16, page_size=PAGE_SIZE)
     for sequence in range(4):
-        assert len(small.propose(here.request(TEXT[:20], CHAIN, sequence=sequence))) == 5
+        assert len(small.propose(here.request(TEXT[:20], CHAIN, sequence=sequence)).tree) == 5
     assert list(small.sessions) == [1, 2, 3]
-    assert len(small.propose(here.request(TEXT, replace(TREE, draft_top_k=20), sequence=9))) == 1  # can never fit
+    assert len(small.propose(here.request(TEXT, replace(TREE, draft_top_k=20), sequence=9)).tree) == 1  # can never fit
     small.pages.check_integrity([session.lease for session in small.sessions.values()])
 
 

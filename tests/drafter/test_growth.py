@@ -57,7 +57,7 @@ class Coin(Table):
 
 
 def best_first(source: Table, limits: DraftLimits) -> TokenTree:
-    return grow(BestFirstGrowth(ROOT, limits), source)
+    return grow(BestFirstGrowth(ROOT, limits), source).tree
 
 
 def all_nodes(source: Table, limits: DraftLimits) -> list[Scored]:
@@ -162,7 +162,7 @@ def test_many_trees_can_grow_through_one_call_of_a_source() -> None:
     while running := [(growth, source) for growth, source in zip(growths, sources, strict=True) if growth.frontier]:
         for growth, source in running:
             growth.extend(source.expand(growth.frontier, growth.num_guesses))
-    assert [growth.build() for growth in growths] == [
+    assert [growth.build().tree for growth in growths] == [
         best_first(Coin(seed, (0.9, 0.3, 0.2)), limits) for seed in range(3)
     ]
 
@@ -171,7 +171,7 @@ def test_many_trees_can_grow_through_one_call_of_a_source() -> None:
 
 
 def static(source: Table, limits: DraftLimits, choices: Sequence[Sequence[int]] = EAGLE_1) -> TokenTree:
-    return grow(StaticGrowth(ROOT, choices, limits), source)
+    return grow(StaticGrowth(ROOT, choices, limits), source).tree
 
 
 def test_the_tree_of_eagle_1() -> None:
@@ -216,7 +216,7 @@ def test_a_builder_shares_prefixes_and_keeps_the_limits(limits: DraftLimits, tex
     builder = TreeBuilder(ROOT, limits)
     for text in texts:
         builder.add_path(text)
-    tree = builder.build()
+    tree = builder.build().tree
     assert_within(tree, limits)
     assert builder.is_full == (len(tree) > limits.max_nodes)
     prefixes = {tuple(text[:length]) for text in texts for length in range(1, len(text) + 1)}

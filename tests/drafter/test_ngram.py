@@ -19,7 +19,7 @@ TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 def propose(ids: Sequence[int], limits: DraftLimits = CHAIN, min_n: int = 2, max_n: int = 3) -> TokenTree:
-    return NgramDraft(min_n, max_n).propose(request(ids, limits))
+    return NgramDraft(min_n, max_n).propose(request(ids, limits)).tree
 
 
 def continuations(ids: list[int], num_tokens: int, min_n: int, max_n: int) -> list[list[int]]:
@@ -109,7 +109,7 @@ def test_only_new_tokens_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sequences_are_kept_apart_and_forgotten_when_closed() -> None:
     drafter = NgramDraft()
     drafter.propose(request([1, 2, 3, 4, 1, 2], CHAIN, sequence=1))
-    assert len(drafter.propose(request([9, 1, 2], CHAIN, sequence=2))) == 1
+    assert len(drafter.propose(request([9, 1, 2], CHAIN, sequence=2)).tree) == 1
     assert set(drafter._indexes) == {1, 2}
     drafter.close(1)
     drafter.close(1)
@@ -119,7 +119,7 @@ def test_sequences_are_kept_apart_and_forgotten_when_closed() -> None:
 def test_a_reused_sequence_number_starts_afresh() -> None:
     drafter = NgramDraft()
     drafter.propose(request([1, 2, 3, 4, 1, 2], CHAIN))
-    assert drafter.propose(request([9, 8, 7, 6, 5, 4, 1, 2, 0], CHAIN)) == TokenTree.chain([0])
+    assert drafter.propose(request([9, 8, 7, 6, 5, 4, 1, 2, 0], CHAIN)).tree == TokenTree.chain([0])
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ids: list[int] = []
     for step in range(200):
         ids += [step, step + 1, step % 7]
-        tree = drafter.propose(request(ids, CHAIN))
+        tree = drafter.propose(request(ids, CHAIN)).tree
         assert_within(tree, CHAIN)
         assert len(drafter._indexes[1].ids) <= 40
         assert drafter._indexes[1].ids == ids[-len(drafter._indexes[1].ids) :]

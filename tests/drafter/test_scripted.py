@@ -34,7 +34,7 @@ def verify(tree: TokenTree, ids: Sequence[int]) -> Verdict:
 @pytest.mark.parametrize("name", DRAFTERS)
 @given(limits=LIMITS, length=st.integers(1, 40))
 def test_limits_are_kept(name: str, limits: DraftLimits, length: int) -> None:
-    tree = DRAFTERS[name].propose(request(TEXT[:length], limits))
+    tree = DRAFTERS[name].propose(request(TEXT[:length], limits)).tree
     assert_within(tree, limits)
     assert tree.is_chain or name.startswith("bushy")
 
@@ -42,7 +42,7 @@ def test_limits_are_kept(name: str, limits: DraftLimits, length: int) -> None:
 @pytest.mark.parametrize("name", ["oracle", "bushy oracle"])
 @given(limits=LIMITS)
 def test_the_oracle_is_always_right(name: str, limits: DraftLimits) -> None:
-    tree = DRAFTERS[name].propose(request(PROMPT, limits))
+    tree = DRAFTERS[name].propose(request(PROMPT, limits)).tree
     possible = 0 if limits.off else min(limits.max_draft, limits.max_nodes)
     assert verify(tree, PROMPT).num_accepted == possible
 
@@ -50,7 +50,7 @@ def test_the_oracle_is_always_right(name: str, limits: DraftLimits) -> None:
 @pytest.mark.parametrize("name", ["anti", "bushy anti"])
 @given(limits=LIMITS, length=st.integers(1, 40))
 def test_anti_is_always_wrong(name: str, limits: DraftLimits, length: int) -> None:
-    tree = DRAFTERS[name].propose(request(TEXT[:length], limits))
+    tree = DRAFTERS[name].propose(request(TEXT[:length], limits)).tree
     assert verify(tree, TEXT[:length]).num_accepted == 0
     assert len(tree) > 1 or limits.off
 
@@ -71,11 +71,11 @@ def test_mixed_decides_by_seed_and_position_alone() -> None:
 
 def test_fixed_ids_are_fixed() -> None:
     limits = DraftLimits(2, 1, 5)
-    assert DRAFTERS["fixed"].propose(request([9, 8], limits)) == TokenTree.chain([8, 3, 4])
+    assert DRAFTERS["fixed"].propose(request([9, 8], limits)).tree == TokenTree.chain([8, 3, 4])
 
 
 def test_a_bush_has_wrong_tokens_on_both_sides_of_the_right_one() -> None:
-    tree = DRAFTERS["bushy oracle"].propose(request(PROMPT, DraftLimits(3, 3, 9)))
+    tree = DRAFTERS["bushy oracle"].propose(request(PROMPT, DraftLimits(3, 3, 9))).tree
     assert verify(tree, PROMPT).nodes == (0, 2, 5, 8)
     assert tree.parents[1:4] == (0, 0, 0)
 
@@ -84,12 +84,12 @@ def test_a_bush_has_wrong_tokens_on_both_sides_of_the_right_one() -> None:
 def test_the_nodes_kept_from_a_bush_are_no_prefix_of_it(max_draft: int, top_k: int, spare: int) -> None:
     """Kept KV must be moved into place whatever path was kept; a prefix would need no move."""
     limits = DraftLimits(max_draft, top_k, max_draft + 1 + spare)
-    verdict = verify(DRAFTERS["bushy oracle"].propose(request(PROMPT, limits)), PROMPT)
+    verdict = verify(DRAFTERS["bushy oracle"].propose(request(PROMPT, limits)).tree, PROMPT)
     assert verdict.nodes != tuple(range(len(verdict.nodes)))
 
 
 def test_a_bush_repeats_the_right_continuation_below_wrong_tokens() -> None:
-    tree = DRAFTERS["bushy oracle"].propose(request(PROMPT, DraftLimits(3, 2, 14)))
+    tree = DRAFTERS["bushy oracle"].propose(request(PROMPT, DraftLimits(3, 2, 14))).tree
     node: int | None = 0
     for token in ((TEXT[5] + 1) % VOCAB, TEXT[6], TEXT[7]):
         assert node is not None

@@ -12,6 +12,7 @@ from drafter.base import Drafter, DraftLimits, DraftRequest
 from drafter.checkpoints import HeadCheckpoint
 from drafter.eagle3 import Eagle3Draft, Session
 from drafter.factory import plan_drafter
+from drafter.scored import ScoredTree
 from drafter.scripted import FixedIds
 from tests.deployments.tiny import make_tiny_model
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head, save_tiny_head
@@ -23,7 +24,6 @@ from verifier.config import ModelConfig
 from verifier.errors import CheckpointError
 from verifier.features import Fusion
 from verifier.sampling import SamplingParams
-from verifier.tree import TokenTree
 from verifier.verifier import Verifier
 from workers.build import EngineSpec, build_engine
 from workers.config import EngineConfig
@@ -90,7 +90,7 @@ class CheckedDraft(Eagle3Draft):
 
     num_checked = 0
 
-    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         trees = super().propose_all(batch)
         for request in batch:
             if request.sequence not in trees or len(request.ids) % 3:

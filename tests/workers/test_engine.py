@@ -11,6 +11,7 @@ from threading import Event, Thread
 import pytest
 
 from drafter.base import Drafter, DraftLimits, DraftRequest, NoDraft
+from drafter.scored import ScoredTree
 from drafter.scripted import Anti, Bushy, Mixed, Oracle
 from tests.fakes import (
     VOCAB_SIZE,
@@ -18,12 +19,12 @@ from tests.fakes import (
     FakeVerifier,
     ManualClock,
     RecordingDrafter,
+    chain,
     plain_decoding,
 )
 from verifier.batch import StepPlan
 from verifier.errors import BadRequest, BadSetting
 from verifier.sampling import SamplingParams
-from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
 from workers.engine import Engine, EngineConfig, EngineDead, Result
 from workers.sequence import Progress, Request
@@ -337,7 +338,7 @@ def test_guesses_do_not_drive_prefixes_out_of_the_cache() -> None:
             chats = [(*r.prompt_ids, *result.output_ids) for r, result in zip(requests, results, strict=True)]
         return engine.stats().counters.cached_tokens
 
-    guessing = AnsweringDrafter(lambda batch: {r.sequence: TokenTree.chain((r.ids[-1], 1, 2, 3, 4)) for r in batch})
+    guessing = AnsweringDrafter(lambda batch: {r.sequence: chain(r.ids[-1], 1, 2, 3, 4) for r in batch})
     plain = cached_tokens(NoDraft())
     assert plain > 4 * 4 * 16
     assert cached_tokens(guessing) >= plain - 4 * 5 * page_size
@@ -362,10 +363,10 @@ def test_figures_of_a_known_pattern() -> None:
     request = Request("r", (1, 2, 3), SamplingParams(temperature=0), 100)
     true = continuation([request])
 
-    def pattern(batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def pattern(batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         right = true(batch[0].ids)[:4]
         guesses = (right[0], (right[1] + 1) % VOCAB_SIZE, right[2], right[3])
-        return {batch[0].sequence: TokenTree.chain((batch[0].ids[-1], *guesses))}
+        return {batch[0].sequence: chain(batch[0].ids[-1], *guesses)}
 
     engine = make_engine(AnsweringDrafter(pattern))
     engine.submit(request, Listener())
@@ -386,7 +387,7 @@ def test_each_phase_takes_its_time_from_the_clock() -> None:
             clock.now += 2.0
             return super().forward(plan)
 
-    def dawdle(batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def dawdle(batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         clock.now += 0.5
         return {}
 
@@ -477,15 +478,15 @@ def test_a_drafter_that_fails_costs_its_guesses_only() -> None:
     requests = make_requests(4)
     random = Random(0)
 
-    def fail_now_and_then(batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
+    def fail_now_and_then(batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         kind = random.randrange(4)
         if kind == 0:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
         if kind == 1:
-            return {request.sequence: TokenTree.chain((*request.ids[-1:], VOCAB_SIZE)) for request in batch}
+            return {request.sequence: chain(*request.ids[-1:], VOCAB_SIZE) for request in batch}
         if kind == 2:
-            return {request.sequence: TokenTree.chain((request.ids[-1] + 1, 3)) for request in batch}
-        return {request.sequence: TokenTree.chain((request.ids[-1], 3, 3)) for request in batch}
+            return {request.sequence: chain(request.ids[-1] + 1, 3) for request in batch}
+        return {request.sequence: chain(request.ids[-1], 3, 3) for request in batch}
 
     engine = make_engine(AnsweringDrafter(fail_now_and_then))
     for request, result in zip(requests, engine.run(requests), strict=True):
@@ -498,11 +499,11 @@ def test_a_drafter_that_fails_costs_its_guesses_only() -> None:
 def test_trees_of_an_earlier_step_do_no_harm() -> None:
     """A late answer of another moment: where its root happens to fit it is as good as any guess, else it is dropped."""
     requests = make_requests(8, max_tokens=60)
-    answers: list[Mapping[int, TokenTree]] = [{}, {}]
+    answers: list[Mapping[int, ScoredTree]] = [{}, {}]
     true = continuation(requests)
 
-    def two_steps_late(batch: Sequence[DraftRequest]) -> Mapping[int, TokenTree]:
-        answers.append({r.sequence: TokenTree.chain((r.ids[-1], *true(r.ids)[: r.limits.max_draft])) for r in batch})
+    def two_steps_late(batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
+        answers.append({r.sequence: chain(r.ids[-1], *true(r.ids)[: r.limits.max_draft]) for r in batch})
         return answers.pop(0)
 
     engine = make_engine(AnsweringDrafter(two_steps_late), num_pages=22)
@@ -786,12 +787,12 @@ def test_a_listener_may_submit_and_abort() -> None:
     last = Listener()
     results: list[Result] = []
 
-    def chain(progress: Progress) -> None:
+    def submit_next(progress: Progress) -> None:
         if progress.finish:
             engine.submit(Request("next", (3, 4), SamplingParams(), 3), last)
             engine.abort("r")
 
-    engine.submit(Request("r", (1, 2), SamplingParams(), 3), chain)
+    engine.submit(Request("r", (1, 2), SamplingParams(), 3), submit_next)
     while engine.step():
         pass
     engine.step()

@@ -9,17 +9,18 @@ from typing import Any, cast
 import pytest
 
 from drafter.base import DraftLimits, DraftRequest
-from tests.fakes import AnsweringDrafter, ManualClock
+from drafter.scored import ScoredTree
+from tests.fakes import AnsweringDrafter, ManualClock, chain
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.guard import DrafterGuard
 
 REQUEST = DraftRequest(7, [1, 2, 3], DraftLimits(max_draft=2, draft_top_k=2, max_nodes=3), SamplingParams())
-GOOD = TokenTree((3, 4, 5), (-1, 0, 0))
+GOOD = ScoredTree.unscored(TokenTree((3, 4, 5), (-1, 0, 0)))
 
 
-def ask(answer: Mapping[int, Any]) -> tuple[dict[int, TokenTree], DrafterGuard]:
-    guard = DrafterGuard(AnsweringDrafter(lambda batch: cast("Mapping[int, TokenTree]", answer)), 10, ManualClock())
+def ask(answer: Mapping[int, Any]) -> tuple[dict[int, ScoredTree], DrafterGuard]:
+    guard = DrafterGuard(AnsweringDrafter(lambda batch: cast("Mapping[int, ScoredTree]", answer)), 10, ManualClock())
     return guard.collect(guard.start([REQUEST]), 1.0), guard
 
 
@@ -33,11 +34,11 @@ def test_a_good_tree_passes() -> None:
     "answer",
     [
         pytest.param({8: GOOD}, id="unknown sequence"),
-        pytest.param({7: TokenTree((2, 4), (-1, 0))}, id="wrong root"),
-        pytest.param({7: TokenTree.chain((3, 4, 5, 6))}, id="too deep"),
-        pytest.param({7: TokenTree((3, 4, 5, 6, 7), (-1, 0, 0, 0, 0))}, id="too many nodes"),
-        pytest.param({7: TokenTree((3, 10), (-1, 0))}, id="id beyond the vocabulary"),
-        pytest.param({7: TokenTree((3, -1), (-1, 0))}, id="placeholder id"),
+        pytest.param({7: ScoredTree.unscored(TokenTree((2, 4), (-1, 0)))}, id="wrong root"),
+        pytest.param({7: chain(3, 4, 5, 6)}, id="too deep"),
+        pytest.param({7: ScoredTree.unscored(TokenTree((3, 4, 5, 6, 7), (-1, 0, 0, 0, 0)))}, id="too many nodes"),
+        pytest.param({7: ScoredTree.unscored(TokenTree((3, 10), (-1, 0)))}, id="id beyond the vocabulary"),
+        pytest.param({7: ScoredTree.unscored(TokenTree((3, -1), (-1, 0)))}, id="placeholder id"),
         pytest.param({7: "a tree"}, id="no tree"),
         pytest.param({7: None}, id="nothing"),
         pytest.param(3, id="no mapping"),
@@ -57,7 +58,7 @@ def test_one_bad_tree_does_not_spoil_the_others() -> None:
 
 
 def test_exceptions_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(batch: object) -> Mapping[int, TokenTree]:
+    def fail(batch: object) -> Mapping[int, ScoredTree]:
         raise RuntimeError("no such head")
 
     guard = DrafterGuard(AnsweringDrafter(fail), 10, ManualClock())
@@ -86,7 +87,7 @@ def test_a_drafter_that_fails_to_start_or_to_close_does_no_harm() -> None:
 def test_a_collect_beyond_its_deadline_is_late() -> None:
     clock = ManualClock()
 
-    def dawdle(batch: object) -> Mapping[int, TokenTree]:
+    def dawdle(batch: object) -> Mapping[int, ScoredTree]:
         clock.now += 2.0
         return {7: GOOD}
 

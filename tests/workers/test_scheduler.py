@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafter.base import DraftLimits
+from drafter.scored import ScoredTree
+from tests.fakes import chain
 from verifier.acceptance import Verdict
 from verifier.pages import PageTable
 from verifier.sampling import SamplingParams
@@ -166,7 +168,7 @@ def test_pages_held_are_those_of_the_committed_tokens() -> None:
     desk.step()
     for run in (1, 2, 3, 4, 5, 1, 4, 3, 2, 5, 5, 5):
         step = desk.scheduler.schedule()
-        desk.scheduler.graft(step, {0: TokenTree.chain((sequence.ids[-1], 7, 7, 7, 7))})
+        desk.scheduler.graft(step, {0: chain(sequence.ids[-1], 7, 7, 7, 7)})
         desk.scheduler.commit(step.turns[0], Verdict((7,) * run, tuple(range(run)), (9.0,) * run))
         assert sequence.lease is not None
         assert sequence.lease.num_committed == len(sequence.ids) - 1
@@ -226,7 +228,7 @@ def test_trees_are_cut_to_free_pages_and_preempt_nobody() -> None:
     first, second = desk.add(2), desk.add(2)
     desk.step()
     step = desk.scheduler.schedule()
-    tree = TokenTree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 2))
+    tree = ScoredTree.unscored(TokenTree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 2)))
     assert desk.pages.num_free == 0
     desk.scheduler.graft(step, {0: tree, 1: tree})
     assert [turn.tree for turn in step.turns] == [TokenTree((1, 2), (-1, 0))] * 2, "one slot is left in each page"
