@@ -100,9 +100,6 @@ class Verifier:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepOutput:
         """One pass over all rows of ``plan``; every row's KV is in its slot afterwards."""
-        if plan.page_copies:
-            for pool in self._pools:
-                pool.copy_pages(plan.page_copies)
         layout = RowLayout.of(
             plan.segments,
             page_size=self.pool.page_size,
@@ -114,6 +111,12 @@ class Verifier:
         for pool in self._features.values():
             pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
         return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
+
+    @torch.inference_mode()
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole pages of KV and features, (source, target) each: copy-on-write."""
+        for pool in self._pools:
+            pool.copy_pages(pairs)
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -46,6 +46,8 @@ class StepRunner(Protocol):
     @property
     def max_rows(self) -> int: ...
 
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
     def forward(self, plan: StepPlan) -> StepOutput: ...
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
@@ -107,6 +109,9 @@ class Engine:
         if step.turns:
             with self._timed("propose"):
                 self._propose(step)
+            # Once: should the step fail and be done again in parts, the sources may have been written to by then.
+            if page_copies := step.page_copies:
+                self.verifier.copy_pages(page_copies)
             self._verify_and_commit(step)
         self._stats = self._snapshot()
         return self.scheduler.has_work

@@ -81,10 +81,14 @@ class Step:
         self.turns.append(Turn(sequence, lease, chunk, page_copies))
         self.room -= num_rows
 
+    @property
+    def page_copies(self) -> PageCopies:
+        """To be done before anything is written."""
+        return tuple(pair for turn in self.turns for pair in turn.page_copies)
+
     def plan(self) -> StepPlan:
         return StepPlan(
-            tuple(Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from) for turn in self.turns),
-            tuple(pair for turn in self.turns for pair in turn.page_copies),
+            tuple(Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from) for turn in self.turns)
         )
 
     def moves(self, verdicts: Sequence[Verdict], pages: PageTable) -> tuple[list[int], list[int]]:

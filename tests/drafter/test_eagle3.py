@@ -313,7 +313,7 @@ def test_features_move_and_are_copied_with_their_tokens(bench: Callable[..., Ben
     torch.testing.assert_close(here.read(0, 14), torch.stack(here.fused(ids)), atol=1e-4, rtol=1e-4)
     before = here.read(0, 14)
     source, spare = here.pages[2], here.pages[40]
-    here.verifier.forward(StepPlan((Segment(60, TokenTree.chain([3]), here.pages),), page_copies=((source, spare),)))
+    here.verifier.copy_pages([(source, spare)])
     assert torch.equal(here.features.read(range(spare * PAGE_SIZE, (spare + 1) * PAGE_SIZE)), before[8:12])
 
 
