@@ -152,7 +152,7 @@ class Engine:
             if finish := sequence.finish:
                 self._finish(sequence, finish, run)
             elif run:
-                self._tell(sequence, Progress(sequence.request.id, run))
+                self._tell(sequence, Progress(sequence.request.id, run, usage=sequence.usage()))
 
     # ── what other threads call ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +202,8 @@ class Engine:
         def listen(progress: Progress) -> None:
             run = tokens[progress.request_id]
             run.extend(progress.tokens)
-            if progress.finish is not None and progress.usage is not None:
+            if progress.finish is not None:
+                assert progress.usage is not None
                 results[progress.request_id] = Result(
                     progress.request_id, tuple(run), progress.finish, progress.usage, progress.error
                 )
