@@ -246,7 +246,7 @@ class Engine:
         margins = verdict.margins[turn.num_written :][: len(run)]
         self.counters.near_ties += sum(margin < NEAR_TIE for margin in margins)
         if turn.decodes:
-            done = Speculation.of_step(turn.tree, min(len(run), verdict.num_accepted), len(run))
+            done = Speculation.of_step(turn.tree, verdict.nodes, len(run))
             turn.sequence.speculation += done
             self.counters.speculation += done
         else:
