@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
-# Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, and a head that is tied anyway.
-UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight")
+# Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, a head that is tied anyway, and
+# Medusa heads, which are a drafter's.
+UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight|medusa_head\..+")
 SAMPLE_BYTES = 4096
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -100,7 +101,7 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, t
 
 
 class SafetensorsFolder:
-    """The safetensors files of a folder: those that its index lists, or model.safetensors alone.
+    """The safetensors files of a folder: those that the file's index lists, or the file alone.
 
     Args:
         dtypes: what tensors may be stored in, in the format's own words.
@@ -110,8 +111,10 @@ class SafetensorsFolder:
         CheckpointError: one is missing, cut short or not what the index says.
     """
 
-    def __init__(self, folder: Path, dtypes: Sequence[str] = SAFETENSORS_DTYPES) -> None:
-        self._files = _files_by_tensor(folder)
+    def __init__(
+        self, folder: Path, dtypes: Sequence[str] = SAFETENSORS_DTYPES, file: str = "model.safetensors"
+    ) -> None:
+        self._files = _files_by_tensor(folder, file)
         self._headers = {path: _read_header(path) for path in sorted(set(self._files.values()))}
         self._open: dict[Path, Any] = {}
         for name, path in self._files.items():
@@ -211,16 +214,16 @@ def _from_hub(name: str) -> Path:
         raise ModelNotFound(f"{name} could not be downloaded from the Hugging Face hub: {said[0]}") from error
 
 
-def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+def _files_by_tensor(folder: Path, file: str) -> dict[str, Path]:
+    index, single = folder / f"{file}.index.json", folder / file
     if index.is_file():
-        files = {name: folder / file for name, file in read_json(index).get("weight_map", {}).items()}
+        files = {name: folder / each for name, each in read_json(index).get("weight_map", {}).items()}
         for path in files.values():
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing, but {index.name} lists it.")
         return files
     if not single.is_file():
-        raise ModelNotFound(f"{folder} has no model.safetensors and no {index.name}; other formats are not loaded.")
+        raise ModelNotFound(f"{folder} has no {file} and no {index.name}; other formats are not loaded.")
     return dict.fromkeys(_read_header(single), single)
 
 
