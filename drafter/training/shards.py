@@ -143,9 +143,6 @@ class Shard:
     def mask_of(self, index: int) -> Tensor:
         return self.mask[self._starts[index] : self._starts[index + 1]]
 
-    def mask_of(self, index: int) -> Tensor:
-        return self.mask[self._starts[index] : self._starts[index + 1]]
-
 
 def _open(path: Path) -> Any:
     return safe_open(path, framework="pt")
