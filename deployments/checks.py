@@ -69,5 +69,6 @@ def engine_spec(settings: Settings) -> EngineSpec:
         max_rows=settings.max_rows,
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
+        acceptance=settings.acceptance,
         threads=settings.threads or physical_cores(),
     )

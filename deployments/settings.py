@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from ray.serve.exceptions import RayServeException
 
 from workers.build import EngineSpec
+from workers.config import Acceptance
 
 SPEC = EngineSpec()  # whose defaults are everybody's
 
@@ -71,6 +72,8 @@ class Settings(BaseModel):
     """Whether requests share the KV of equal prompt beginnings."""
     exact: bool = SPEC.exact
     """Whether a row's result never depends on its neighbours, which has a small price."""
+    acceptance: Acceptance = SPEC.acceptance
+    """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks that share the model."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads

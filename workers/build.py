@@ -19,7 +19,7 @@ from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
-from workers.config import EngineConfig
+from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
 from workers.text import Text
 
@@ -47,6 +47,7 @@ class EngineSpec:
     max_rows: int = 96
     prefix_cache: bool = True
     exact: bool = True
+    acceptance: Acceptance = "exact"
     threads: int = 0  # 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
@@ -66,6 +67,7 @@ class EngineSpec:
             max_rows=self.max_rows,
             prefix_cache=self.prefix_cache,
             exact=self.exact,
+            acceptance=self.acceptance,
             limits=self.limits,
         )
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from drafter.base import DraftLimits
 from verifier.errors import BadSetting
+
+EXACT, TYPICAL = "exact", "typical-lossy"
+Acceptance = Literal["exact", "typical-lossy"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is given to work with.
 
+    ``acceptance`` "typical-lossy" is Medusa's rule (`verifier.acceptance.walk_typically`), for comparison. It CHANGES
+    THE TEXT of all requests above temperature 0: what they say depends on the trees, so on the drafter and on the other
+    requests, and neither the seed nor a replay gives it again.
+
     Raises:
-        BadSetting: a count below one, no room for an answer, or more running sequences than rows, since each needs one
-            in every step.
+        BadSetting: a count below one, no room for an answer, more running sequences than rows, since each needs one in
+            every step, or a rule of acceptance that does not exist.
     """
 
     num_pages: int  # of the KV cache
@@ -24,6 +32,7 @@ class EngineConfig:
     max_rows: int = 192  # rows of one step: roots, prompt tokens and, where room remains, guesses
     prefix_cache: bool = True
     exact: bool = True  # the verifier pads rows so that each is bitwise the same in any batch
+    acceptance: Acceptance = "exact"  # whose tokens are said: plain decoding's, or guesses that are likely enough
     limits: DraftLimits = field(default_factory=DraftLimits)  # of requests that bring none
     draft_deadline_s: float = 0.5  # after this a step goes on without its trees
 
@@ -36,5 +45,7 @@ class EngineConfig:
             raise BadSetting("max_model_len", self.max_model_len, "at least 2, a token of prompt and one of output")
         if self.max_running > self.max_rows:
             raise BadSetting("max_running", self.max_running, f"at most max_rows, {self.max_rows}: one row each a step")
+        if self.acceptance not in (EXACT, TYPICAL):
+            raise BadSetting("acceptance", self.acceptance, f"{EXACT} or {TYPICAL}")
         if not self.draft_deadline_s > 0:
             raise BadSetting("draft_deadline_s", self.draft_deadline_s, "more than 0 seconds")

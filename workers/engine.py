@@ -22,6 +22,7 @@ from verifier.features import Fusion
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
+from workers.config import TYPICAL
 from workers.config import EngineConfig as EngineConfig
 from workers.guard import DrafterGuard
 from workers.inbox import EngineDead as EngineDead
@@ -136,7 +137,8 @@ class Engine:
     def _verify(self, step: Step) -> list[Verdict]:
         plan = step.plan()
         output = self.verifier.forward(plan)
-        verdicts = [turn.read(logits) for turn, logits in zip(step.turns, output.logits, strict=True)]
+        lossy = self.config.acceptance == TYPICAL
+        verdicts = [turn.read(logits, lossy) for turn, logits in zip(step.turns, output.logits, strict=True)]
         sources, targets = step.moves(verdicts, self.pages)
         if sources:
             self.verifier.move(sources, targets)

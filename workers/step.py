@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from verifier.acceptance import Verdict, walk
+from verifier.acceptance import Typical, Verdict, walk, walk_typically
 from verifier.batch import Segment, StepPlan
 from verifier.pages import PageLease, PageTable
-from verifier.sampling import Draw, draw
+from verifier.sampling import Draw, draw, process
 from verifier.tree import TokenTree
 from workers.sequence import TokenSequence
 
@@ -54,8 +54,12 @@ class Turn:
         sources = {target: source for source, target in self.page_copies}
         return [sources.get(page, page) for page in self.lease.pages]
 
-    def read(self, logits: Tensor) -> Verdict:
-        """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab]."""
+    def read(self, logits: Tensor, lossy: bool = False) -> Verdict:
+        """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab].
+
+        Args:
+            lossy: guesses pass if they are typical, which changes the text above temperature 0.
+        """
         ids, sampling = self.sequence.ids, self.sequence.request.sampling
 
         def choose(node: int) -> Draw:
@@ -64,6 +68,11 @@ class Turn:
                 return Draw(ids[position], math.inf)
             return draw(logits[node - self.scored_from], sampling, position)
 
+        def typical(node: int) -> Typical:
+            return Typical.of(process(logits[node].float().cpu().numpy(), sampling))
+
+        if lossy and self.decodes and not sampling.is_greedy:
+            return walk_typically(self.tree, typical, choose)
         return walk(self.tree, choose)
 
 

@@ -54,6 +54,7 @@ def test_values_may_be_strings() -> None:
         ({"max_draft": "many"}, ("max_draft", "'many'", "integer")),
         ({"max_draft": "-1"}, ("max_draft", "'-1'", "greater than or equal to 0")),
         ({"exact": "perhaps"}, ("exact", "'perhaps'", "boolean")),
+        ({"acceptance": "typical"}, ("acceptance", "'typical'", "'exact' or 'typical-lossy'")),
         # Python's way to hold a byte that is no UTF-8; Ray ended with a traceback once it had started.
         ({"served_model_name": "\udcff"}, ("served_model_name", "printable")),
         ({"model": "\udcff"}, ("model", "printable")),
@@ -117,6 +118,8 @@ def test_what_is_left_to_work_out(tiny: str) -> None:
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("tiny", 256, 32)
     model = served_model(Settings(model=tiny, served_model_name="mine", max_model_len=100, kv_cache_tokens=101))
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("mine", 100, 7)
+    assert model.engine.acceptance == "exact"
+    assert served_model(Settings(model=tiny, acceptance="typical-lossy")).engine.acceptance == "typical-lossy"
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
