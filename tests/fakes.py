@@ -93,6 +93,9 @@ class FakeVerifier:
         for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
             self.slots[target] = state
 
+    def padded(self, num_rows: int) -> int:
+        return num_rows
+
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return FakeFeatures(self)
 

@@ -77,6 +77,10 @@ class Verifier:
     def config(self) -> ModelConfig:
         return self.model.config
 
+    def padded(self, num_rows: int) -> int:
+        """The rows that a forward pass over ``num_rows`` rows really computes."""
+        return self.row_counts.pad(num_rows)
+
     @property
     def max_rows(self) -> int:
         """The most rows one forward pass takes."""
@@ -103,7 +107,7 @@ class Verifier:
         layout = RowLayout.of(
             plan.segments,
             page_size=self.pool.page_size,
-            num_rows=self.row_counts.pad(plan.num_rows),
+            num_rows=self.padded(plan.num_rows),
             scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
         )
         fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}

@@ -35,6 +35,8 @@ class EngineConfig:
     acceptance: Acceptance = "exact"  # whose tokens are said: plain decoding's, or guesses that are likely enough
     limits: DraftLimits = field(default_factory=DraftLimits)  # of requests that bring none
     draft_deadline_s: float = 0.5  # after this a step goes on without its trees
+    adaptive: bool = False  # guess only as far as it pays; False: as far as the limits allow
+    max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -45,6 +47,8 @@ class EngineConfig:
             raise BadSetting("max_model_len", self.max_model_len, "at least 2, a token of prompt and one of output")
         if self.max_running > self.max_rows:
             raise BadSetting("max_running", self.max_running, f"at most max_rows, {self.max_rows}: one row each a step")
+        if not self.max_stretch >= 1:
+            raise BadSetting("max_stretch", self.max_stretch, "1 or more")
         if self.acceptance not in (EXACT, TYPICAL):
             raise BadSetting("acceptance", self.acceptance, f"{EXACT} or {TYPICAL}")
         if not self.draft_deadline_s > 0:

@@ -24,9 +24,11 @@ from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
 from workers.config import TYPICAL
 from workers.config import EngineConfig as EngineConfig
+from workers.costs import Costs
 from workers.guard import DrafterGuard
 from workers.inbox import EngineDead as EngineDead
 from workers.inbox import Inbox
+from workers.policy import AdaptivePolicy, FixedPolicy, Policy
 from workers.scheduler import Features, Scheduler
 from workers.sequence import FinishReason, Listener, Progress, Request, TokenSequence, longest
 from workers.stats import NEAR_TIE, Counters, EngineStats, Speculation, Usage
@@ -54,6 +56,8 @@ class StepRunner(Protocol):
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
     def keep_features(self, fusion: Fusion) -> Features: ...
+
+    def padded(self, num_rows: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class Engine:
         max_rows = min(config.max_rows, verifier.max_rows)
         max_running = min(config.max_running, max_rows)
         self.scheduler = Scheduler(self.pages, max_running, max_rows, self.counters, features)
+        self.costs = Costs(verifier.padded, max_rows)
+        self.policy: Policy = AdaptivePolicy(self.costs, config.max_stretch) if config.adaptive else FixedPolicy()
         self.inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()
@@ -118,13 +124,16 @@ class Engine:
         return self.scheduler.has_work
 
     def _propose(self, step: Step) -> None:
-        batch = self.scheduler.draft_requests(step)
+        batch = self.policy.limit(self.scheduler.draft_requests(step), step.load)
         if batch:
+            began = self.clock()
             ticket = self.drafter.start(batch)
-            trees = self.drafter.collect(ticket, self.config.draft_deadline_s)
-            self.scheduler.graft(step, trees)
+            step.drafted = self.drafter.collect(ticket, self.config.draft_deadline_s)
+            self.policy.observe_drafting(batch, self.clock() - began)
+            self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
 
     def _verify_and_commit(self, step: Step) -> None:
+        began = self.clock()
         try:
             with self._timed("verify"):
                 verdicts = self._verify(step)
@@ -133,6 +142,7 @@ class Engine:
         else:
             with self._timed("commit"):
                 self._commit(step, verdicts)
+            self.policy.observe_verifying(step.num_rows, step.num_keys, self.clock() - began)
 
     def _verify(self, step: Step) -> list[Verdict]:
         plan = step.plan()
@@ -151,6 +161,8 @@ class Engine:
             run = self.scheduler.commit(turn, verdict)
             self._count(turn, verdict, run)
             sequence = turn.sequence
+            if drafted := step.drafted.get(sequence.number):
+                self.policy.learn(sequence.number, turn.tree if len(turn.tree) > 1 else drafted.tree, run)
             if finish := sequence.finish:
                 self._finish(sequence, finish, run)
             elif run:
@@ -263,6 +275,7 @@ class Engine:
         sequence.finished = True
         self.scheduler.remove(sequence)
         self.drafter.close(sequence.number)
+        self.policy.forget(sequence.number)
         self.inbox.forget(sequence)
         self.counters.finished[finish] += 1
         self._stats = self._snapshot()  # whoever hears of the end may look at once

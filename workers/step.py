@@ -6,16 +6,18 @@ Knows trees, slots and draws. Knows nothing of queues, budgets or time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from drafter.scored import ScoredTree
 from verifier.acceptance import Typical, Verdict, walk, walk_typically
 from verifier.batch import Segment, StepPlan
 from verifier.pages import PageLease, PageTable
 from verifier.sampling import Draw, draw, process
 from verifier.tree import TokenTree
+from workers.policy import Load
 from workers.sequence import TokenSequence
 
 PageCopies = tuple[tuple[int, int], ...]  # (source, target)
@@ -78,10 +80,13 @@ class Turn:
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass is about. ``room`` is what is left of its rows, for guesses."""
+    """What one forward pass is about. ``room`` is what is left of its rows, for guesses; ``drafted`` is all that there
+    was to choose from, by sequence.
+    """
 
     room: int = 0
     turns: list[Turn] = field(default_factory=list)
+    drafted: Mapping[int, ScoredTree] = field(default_factory=dict)
 
     def add(self, sequence: TokenSequence, lease: PageLease, num_rows: int, page_copies: PageCopies) -> None:
         """The sequence's next pending tokens take part."""
@@ -89,6 +94,21 @@ class Step:
         chunk = TokenTree.chain(sequence.ids[start : start + num_rows])
         self.turns.append(Turn(sequence, lease, chunk, page_copies))
         self.room -= num_rows
+
+    @property
+    def load(self) -> Load:
+        decoding = [turn.start + 1 for turn in self.turns if turn.decodes]
+        context = sum(decoding) // len(decoding) if decoding else 0
+        return Load(len(decoding), self.num_rows, self.num_keys, context)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(turn.tree) for turn in self.turns)
+
+    @property
+    def num_keys(self) -> int:
+        """That the rows attend to altogether, as if each attended to those of its sequence's first row."""
+        return sum(len(turn.tree) * (turn.start + 1) for turn in self.turns)
 
     @property
     def page_copies(self) -> PageCopies:
