@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.base import Drafter, NoDraft
-from drafter.checkpoints import HeadCheckpoint, is_head
+from drafter.checkpoints import DraftFolder
+from drafter.networks import create_network_draft, plan_network
 from drafter.ngram import NgramDraft
+from drafter.options import DraftOptions
+from drafter.vocabulary import check_tokenizer
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from verifier.verifier import Verifier
 
 NAMES = ("none", "ngram")
+FOLDERS = "the folder of an EAGLE head or of a small model"
+DEFAULTS = DraftOptions()
 
 
 @dataclass(frozen=True)
@@ -23,36 +29,33 @@ class DraftPlan:
     """A drafter that is known to fit a model, before either is loaded."""
 
     name: str
-    head: HeadCheckpoint | None = None
-
-    def create(self, verifier: Verifier) -> Drafter:
-        """The drafter, for a verifier of that model."""
-        if self.head is None:
-            return create_drafter(self.name)
-        from drafter.eagle3 import Eagle3Draft
-
-        return Eagle3Draft.load(self.head, verifier)
-
-    def num_bytes(self, num_slots: int) -> int:
-        """Memory at most, beside a KV cache of ``num_slots`` tokens."""
-        return self.head.num_bytes(num_slots) if self.head else 0
+    create: Callable[[Verifier], Drafter]  # for a verifier of that model
+    num_bytes: Callable[[int], int] = lambda num_slots: 0  # memory at most, beside a KV cache of so many tokens
 
 
-def plan_drafter(name: str, target: ModelConfig) -> DraftPlan:
+def plan_drafter(
+    name: str, target: ModelConfig, options: DraftOptions = DEFAULTS, model: Path | None = None
+) -> DraftPlan:
     """
     Args:
-        name: "none", "ngram", or the folder of an EAGLE-3 head.
+        name: "none", "ngram", or the folder of a draft network, whose files say what it is.
+        model: the target's folder or GGUF file, to compare tokenizers.
 
     Raises:
-        BadSetting: no drafter has that name, and there is no such folder.
-        CheckpointError: the folder's head does not fit the target, or is damaged.
+        BadSetting: no drafter has that name, and there is no such folder; or an option has no use for it.
+        CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
     if name in NAMES:
-        return DraftPlan(name)
-    folder = Path(name).expanduser()
-    if not is_head(folder):
-        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or the folder of an EAGLE-3 head")
-    return DraftPlan(name, HeadCheckpoint.open(folder, target))
+        options.refuse_all(because=f"{name} is no draft network")
+        return DraftPlan(name, lambda verifier: create_drafter(name))
+    path = Path(name).expanduser()
+    if not (path / "config.json").is_file():
+        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}")
+    folder = DraftFolder(path)
+    plan = plan_network(folder, target, options)
+    if model is not None:
+        check_tokenizer(folder.path, model, folder.name, target.name)
+    return DraftPlan(name, lambda verifier: create_network_draft(plan, verifier, options), plan.num_bytes)
 
 
 def create_drafter(name: str) -> Drafter:

@@ -16,7 +16,7 @@ from torch import Tensor
 from verifier.attention import Attention
 from verifier.attention.layout import RowLayout
 from verifier.config import ModelConfig
-from verifier.layers import GatedMLP, RMSNorm, Rotary
+from verifier.layers import GatedMLP, NoNorm, RMSNorm, Rotary
 from verifier.linear import Linear
 from verifier.pool import PagePool
 from verifier.weights import Checkpoint
@@ -36,13 +36,19 @@ class DecoderLayer:
 
     config: ModelConfig
     window: int | None
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | NoNorm
     qkv: Linear
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
     output: Linear
     mlp_norm: RMSNorm
     mlp: GatedMLP
+
+    def __call__(
+        self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
+    ) -> Tensor:
+        """Hidden states ``[rows, hidden]`` to those after the layer; otherwise as `attend`."""
+        return self.finish(x, self.attend(self.attention_norm(x), rotate, layout, keys, values, attention))
 
     def attend(
         self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
@@ -104,9 +110,7 @@ class Model:
         rotate = partial(self._rotary, cos=cos, sin=sin)
         tapped = {0: x}
         for index, layer in enumerate(self.layers):
-            keys, values = pool.keys[index], pool.values[index]
-            attended = layer.attend(layer.attention_norm(x), rotate, layout, keys, values, self._attention)
-            x = layer.finish(x, attended)
+            x = layer(x, rotate, layout, pool.keys[index], pool.values[index], self._attention)
             if index + 1 in taps:
                 tapped[index + 1] = x
         return x, {tap: tapped[tap] for tap in taps}
@@ -116,7 +120,9 @@ class Model:
         return self.head(self.norm(hidden))
 
 
-def load_layer(config: ModelConfig, checkpoint: Tensors, index: int) -> DecoderLayer:
+def load_layer(
+    config: ModelConfig, checkpoint: Tensors, index: int, *, has_attention_norm: bool = True
+) -> DecoderLayer:
     """Layer ``index`` from Hugging Face tensor names."""
     prefix = f"model.layers.{index}"
 
@@ -131,7 +137,7 @@ def load_layer(config: ModelConfig, checkpoint: Tensors, index: int) -> DecoderL
     return DecoderLayer(
         config=config,
         window=config.layer_windows[index],
-        attention_norm=norm("input_layernorm"),
+        attention_norm=norm("input_layernorm") if has_attention_norm else NoNorm(),
         qkv=linear("self_attn", ("q_proj", "k_proj", "v_proj"), config.attention_bias),
         query_norm=norm("self_attn.q_norm") if config.qk_norm else None,
         key_norm=norm("self_attn.k_norm") if config.qk_norm else None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drafter.factory import DraftPlan
+from drafter.factory import plan_drafter
 from tests.deployments.tiny import make_tiny_model
 from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
@@ -30,9 +30,9 @@ def test_memory_is_counted(tiny: Path) -> None:
     assert kv_bytes_per_token(config) == 2 * 2 * 3 * 64 * 4
     engine = EngineSpec().engine_config(config)
     needed = weight_bytes(config) + 512 * kv_bytes_per_token(config)
-    check_memory(config, engine, DraftPlan("none"), needed)
+    check_memory(config, engine, plan_drafter("none", config), needed)
     with pytest.raises(DraftreeError, match="does not fit"):
-        check_memory(config, engine, DraftPlan("none"), needed - 1)
+        check_memory(config, engine, plan_drafter("none", config), needed - 1)
 
 
 def test_the_machine_has_memory_and_cores() -> None:
