@@ -6,22 +6,60 @@ what is compared with what is for whoever calls.
 
 from __future__ import annotations
 
+import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from drafter.base import Drafter, DraftLimits
+from drafter.factory import DraftPlan
+from verifier.errors import BadSetting
 from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
-from workers.config import EngineConfig
+from verifier.weights import Checkpoint
+from workers.config import Acceptance, EngineConfig
 from workers.engine import Engine
+from workers.machine import available_memory, check_memory
+from workers.prompts import Prompt
 from workers.sequence import Request
+from workers.text import Text
+
+PAGE_SIZE = 16  # tokens
+TREE_SLOTS = 128  # of the KV cache, beside the text's own
 
 Contestant = Callable[[Sequence[int]], Sequence[int]]  # from prompt ids to answer ids
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as the model sees it."""
+
+    category: str
+    ids: tuple[int, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names it, whichever file it stands in."""
+        return digest_of(self.ids)
+
+
+def digest_of(ids: Sequence[int]) -> str:
+    return hashlib.sha256(repr(tuple(ids)).encode()).hexdigest()[:16]
+
+
+def ask(text: Text, prompts: Sequence[Prompt]) -> list[Asked]:
+    """Prompts as a user's first words where the model has a chat template, else as texts to go on with."""
+
+    def ids(words: str) -> Sequence[int]:
+        return text.chat_ids([{"role": "user", "content": words}]) if text.has_chat_template else text.encode(words)
+
+    return [Asked(prompt.category, tuple(ids(prompt.text))) for prompt in prompts]
 
 
 @dataclass
@@ -67,16 +105,35 @@ def in_turn(contestants: Mapping[str, Contestant], prompts: Sequence[Sequence[in
     return scores
 
 
+def load_verifier(path: Path, asked: Sequence[Asked], max_tokens: int, plans: Sequence[DraftPlan]) -> Verifier:
+    """The model, with pages for the longest of the prompts and its answer.
+
+    Raises:
+        DraftreeError: they are longer than the model's positions, or it does not fit into memory beside the drafters.
+    """
+    model = Checkpoint.open(path).config
+    longest = max(len(prompt.ids) for prompt in asked) + max_tokens
+    if longest > model.max_positions:
+        allowed = f"at most {model.max_positions - longest + max_tokens}, which are left after the longest prompt"
+        raise BadSetting("max_tokens", max_tokens, allowed)
+    num_pages = math.ceil((longest + TREE_SLOTS) / PAGE_SIZE)
+    for plan in plans:
+        check_memory(model, EngineConfig(num_pages, PAGE_SIZE), plan, available_memory())
+    return Verifier.load(path, num_pages=num_pages, page_size=PAGE_SIZE)
+
+
 def beside(verifier: Verifier) -> Verifier:
     """Another one over the same weights and pages, that keeps no features but those its own engine asks for."""
     return Verifier(verifier.model, verifier.pool, verifier.row_counts, verifier.fingerprint)
 
 
-def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits) -> Engine:
+def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, acceptance: Acceptance = "exact") -> Engine:
     """An engine that nothing is cached in between answers. Engines over the same pages must not run at a time."""
     num_pages, page_size = verifier.pool.num_pages - 1, verifier.pool.page_size  # the last page only takes padding
     longest = min(num_pages * page_size, verifier.config.max_positions)
-    config = EngineConfig(num_pages, page_size, max_model_len=longest, prefix_cache=False, limits=limits)
+    config = EngineConfig(
+        num_pages, page_size, max_model_len=longest, prefix_cache=False, acceptance=acceptance, limits=limits
+    )
     return Engine(verifier, drafter, config)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from verifier.errors import BadSetting
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 UNSORTED = "other"  # the category of a prompt that names none
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,13 @@ def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
         raise BadSetting("prompts", str(path), "a file with at least one prompt")
     categories = list(dict.fromkeys(prompt.category for prompt in prompts))
     prompts.sort(key=lambda prompt: categories.index(prompt.category))
-    size = len(prompts) if count is None else min(count, len(prompts))
-    return [prompts[index * len(prompts) // size] for index in range(size)]
+    return prompts if count is None else spread(prompts, count)
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """At most ``count`` of them, at equal distances."""
+    size = min(count, len(items))
+    return [items[index * len(items) // size] for index in range(size)]
 
 
 def _parse(line: str, place: str) -> Prompt:
