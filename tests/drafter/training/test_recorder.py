@@ -89,7 +89,7 @@ def test_a_request_that_never_decoded_has_an_empty_recording() -> None:
 
 @pytest.mark.parametrize("layer_ids", [(), (2, 2, 27), (15, 2, 27), (2, 15, 31), (-1, 15, 27)])
 def test_impossible_layers_are_refused(layer_ids: tuple[int, ...]) -> None:
-    with pytest.raises(BadSetting, match=r"layer_ids is .* ascending from 0 to 30"):
+    with pytest.raises(BadSetting, match=r"layer_ids is .* ascending, from 0 to 30"):
         Recorder(target_config(), layer_ids)
 
 
