@@ -114,8 +114,12 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _open_files(folder: Path) -> TensorFiles:
-    """Safetensors where there are any."""
+def open_files(folder: Path) -> TensorFiles:
+    """Safetensors where there are any, else what is pickled.
+
+    Raises:
+        ModelNotFound, CheckpointError: there is neither, or a file is missing or damaged.
+    """
     if any((folder / f"model.safetensors{suffix}").is_file() for suffix in ("", ".index.json")):
         return SafetensorsFolder(folder, DTYPES)
     index = folder / f"{PICKLED}.index.json"
@@ -148,7 +152,7 @@ class DraftFolder:
         self.path = path
         self.name = path.resolve().name
         self.data = read_json(path / "config.json")
-        self._files = _open_files(path)
+        self._files = open_files(path)
         self._names = {canonical(each): each for each in self._files.names}
         self.shapes: Shapes = {
             each: self._files.shape(stored) for each, stored in self._names.items() if not UNUSED.fullmatch(each)

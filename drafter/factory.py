@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from drafter.base import Drafter, NoDraft
 from drafter.checkpoints import DraftFolder
+from drafter.medusa_config import MedusaCheckpoint, is_medusa
 from drafter.networks import create_network_draft, plan_network
 from drafter.ngram import NgramDraft
 from drafter.options import DraftOptions
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from verifier.verifier import Verifier
 
 NAMES = ("none", "ngram")
-FOLDERS = "the folder of an EAGLE head or of a small model"
+FOLDERS = "the folder of an EAGLE head, of Medusa heads or of a small model"
 DEFAULTS = DraftOptions()
 
 
@@ -49,13 +50,32 @@ def plan_drafter(
         options.refuse_all(because=f"{name} is no draft network")
         return DraftPlan(name, lambda verifier: create_drafter(name))
     path = Path(name).expanduser()
-    if not (path / "config.json").is_file():
+    if is_medusa(path):
+        plan = _plan_medusa(path, target, options)
+    elif (path / "config.json").is_file():
+        plan = _plan_network(path, target, options)
+    else:
         raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}")
-    folder = DraftFolder(path)
-    plan = plan_network(folder, target, options)
     if model is not None:
-        check_tokenizer(folder.path, model, folder.name, target.name)
-    return DraftPlan(name, lambda verifier: create_network_draft(plan, verifier, options), plan.num_bytes)
+        check_tokenizer(path, model, path.resolve().name, target.name)
+    return plan
+
+
+def _plan_medusa(path: Path, target: ModelConfig, options: DraftOptions) -> DraftPlan:
+    checkpoint = MedusaCheckpoint.open(path, target)
+    options.refuse("layer_ids", because=f"{checkpoint.name} has Medusa heads, which read no layers of choice")
+
+    def create(verifier: Verifier) -> Drafter:
+        from drafter.medusa import MedusaDraft
+
+        return MedusaDraft.load(checkpoint, verifier, options)
+
+    return DraftPlan(str(path), create, checkpoint.num_bytes)
+
+
+def _plan_network(path: Path, target: ModelConfig, options: DraftOptions) -> DraftPlan:
+    plan = plan_network(DraftFolder(path), target, options)
+    return DraftPlan(str(path), lambda verifier: create_network_draft(plan, verifier, options), plan.num_bytes)
 
 
 def create_drafter(name: str) -> Drafter:

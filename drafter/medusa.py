@@ -21,13 +21,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from drafter.base import DraftLimits, DraftRequest, InstantDraft
-from drafter.growth import GrowthNode, Guesses, StaticGrowth, TreeBuilder, grow
+from drafter.growth import EAGLE_TREE, GrowthNode, Guesses, StaticGrowth, TreeBuilder, grow
 from drafter.medusa_config import MedusaCheckpoint
+from drafter.network_draft import add_noise, best_guesses
+from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
 from verifier.features import Fusion
 from verifier.linear import Linear
 from verifier.model import Model
 from verifier.verifier import Verifier
+
+DEFAULTS = DraftOptions()
 
 
 class MedusaHeads:
@@ -69,15 +73,6 @@ class MedusaHeads:
         logits = self._outputs[head](states.contiguous()) * self.config.logit_scale
         return logits if logits.shape[1] == len(self.target_ids) else logits[:, self.target_ids]
 
-    def guess(self, features: Tensor, num_heads: int, num_guesses: int) -> list[list[Guesses]]:
-        """For each row, and of each head, the best target ids with their log-probabilities."""
-        logits = self.logits(features, num_heads)
-        values, draft_ids = logits.topk(min(num_guesses, logits.shape[-1]))
-        log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
-        rows = zip(self.target_ids[draft_ids].tolist(), log_probs.tolist(), strict=True)
-        by_head = [[list(zip(*row, strict=True)) for row in zip(*head, strict=True)] for head in rows]
-        return [list(levels) for levels in zip(*by_head, strict=True)]
-
 
 def _block(checkpoint: MedusaCheckpoint, heads: Sequence[int], layer: int) -> Linear:
     names = [f"blocks.{head}.layers.{layer}" for head in heads]
@@ -89,31 +84,38 @@ class MedusaDraft(InstantDraft):
     """Proposes trees of the heads' candidates, all sequences of a batch in one pass.
 
     Args:
-        choices: the shape of all trees as paths of ranks, as in the published lists; cut to a request's limits. None:
-            each tree keeps the paths that its own heads think likeliest.
+        options: how trees grow: dynamic ones keep the paths that their own heads think likeliest; and whether
+            candidates at temperatures above 0 are ranked with the acceptance noise, which depends on depth alone, too.
+        choices: the shape of static trees as paths of ranks, as in the published lists; cut to a request's limits.
     """
 
-    def __init__(self, heads: MedusaHeads, choices: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, heads: MedusaHeads, options: DraftOptions = DEFAULTS, choices: Sequence[Sequence[int]] = EAGLE_TREE
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.fusion: Fusion | None = heads.fusion
-        self._choices = choices
+        self._options, self._choices = options, choices
 
     @classmethod
     @torch.inference_mode()
     def load(
-        cls, checkpoint: MedusaCheckpoint, verifier: Verifier, choices: Sequence[Sequence[int]] | None = None
+        cls,
+        checkpoint: MedusaCheckpoint,
+        verifier: Verifier,
+        options: DraftOptions = DEFAULTS,
+        choices: Sequence[Sequence[int]] = EAGLE_TREE,
     ) -> MedusaDraft:
         """A drafter for ``verifier``."""
-        return cls(MedusaHeads(checkpoint, verifier.model), choices)
+        return cls(MedusaHeads(checkpoint, verifier.model), options, choices)
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         return self.propose_all([request]).get(request.sequence, ScoredTree.root(request.ids[-1]))
 
     @torch.inference_mode()
     def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
-        features: list[Tensor] = []
         ready: list[DraftRequest] = []
+        features: list[Tensor] = []
         for request in batch:
             root = len(request.ids) - 1
             if request.features is not None and root > 0 and not request.limits.off:
@@ -122,14 +124,31 @@ class MedusaDraft(InstantDraft):
         if not ready:
             return {}
         num_heads = min(self.heads.config.num_heads, max(request.limits.max_draft for request in ready))
+        logits = self.heads.logits(torch.cat(features), num_heads)
+        if self._options.noise_ranking:
+            logits = self._with_noise(ready, logits)
         num_guesses = max(request.limits.draft_top_k for request in ready)
-        guesses = self.heads.guess(torch.cat(features), num_heads, num_guesses)
-        return {request.sequence: self._grow(request, levels) for request, levels in zip(ready, guesses, strict=True)}
+        guesses = best_guesses(logits.transpose(0, 1).flatten(0, 1), self.heads.target_ids, num_guesses)
+        return {
+            request.sequence: self._grow(request, guesses[index * num_heads : (index + 1) * num_heads])
+            for index, request in enumerate(ready)
+        }
+
+    def _with_noise(self, requests: Sequence[DraftRequest], logits: Tensor) -> Tensor:
+        """``logits [num_heads, rows, draft vocabulary]`` with the noise of the positions that the heads guess."""
+        ids = self.heads.target_ids.numpy()
+        rows = [
+            row if request.sampling.is_greedy else add_noise(row, ids, request.sampling, len(request.ids) + head)
+            for head, of_head in enumerate(logits)
+            for row, request in zip(of_head, requests, strict=True)
+        ]
+        return torch.stack(rows).view_as(logits)
 
     def _grow(self, request: DraftRequest, levels: Sequence[Guesses]) -> ScoredTree:
-        if self._choices is None:
-            return grow_likeliest(request.ids[-1], levels, request.limits)
-        return grow(StaticGrowth(request.ids[-1], self._choices, request.limits), _Levels(levels))
+        root, limits, options = request.ids[-1], request.limits, self._options
+        if options.growth == "static":
+            return grow(StaticGrowth(root, self._choices, limits), _Levels(levels))
+        return grow_likeliest(root, levels, limits, threshold=options.threshold, decay=options.decay)
 
 
 class _Levels:
@@ -142,30 +161,37 @@ class _Levels:
         return [self._levels[node.depth] if node.depth < len(self._levels) else () for node in frontier]
 
 
-def grow_likeliest(root: int, levels: Sequence[Guesses], limits: DraftLimits) -> ScoredTree:
+def grow_likeliest(
+    root: int, levels: Sequence[Guesses], limits: DraftLimits, *, threshold: float = 0.0, decay: float = 1.0
+) -> ScoredTree:
     """The ``max_nodes`` likeliest of all paths of guesses, one of each level, by the product of their probabilities.
 
-    Exactly those, for a path is found from one that is no less likely: from the path to its parent, or to the sibling
+    Exactly those, for a path is found from one that ranks no lower: from the path to its parent, or to the sibling
     before it. Equals go to the shallower path, then to the one found first.
 
     Args:
         levels: for each depth the guesses there, likeliest first, of different tokens.
+        threshold, decay: as in `drafter.growth.BestFirstGrowth`.
     """
     builder = TreeBuilder(root, limits)
-    found: list[tuple[float, int, int, float, int, int]] = []  # a heap, least score first
+    least, log_decay = math.log(threshold) if threshold else -math.inf, math.log(decay)
+    found: list[tuple[float, int, int, float, int, int]] = []  # a heap; the first entry ranks, least first
     numbers = count()
 
-    def find(parent: int, parent_score: float, depth: int, rank: int) -> None:
+    def find(parent: int, above: float, depth: int, rank: int) -> None:
+        """``above``: the log-probability of the path to the parent."""
         if depth <= min(len(levels), limits.max_draft) and rank < min(len(levels[depth - 1]), limits.draft_top_k):
-            score = parent_score - levels[depth - 1][rank][1]
-            heapq.heappush(found, (score, depth, next(numbers), parent_score, parent, rank))
+            log_prob = above + min(levels[depth - 1][rank][1], 0.0)
+            if log_prob >= least:
+                heapq.heappush(found, (-log_prob - depth * log_decay, depth, next(numbers), above, parent, rank))
 
     find(0, 0.0, 1, 0)
     while found and not builder.is_full:
-        score, depth, _, parent_score, parent, rank = heapq.heappop(found)
+        _, depth, _, above, parent, rank = heapq.heappop(found)
         token, log_prob = levels[depth - 1][rank]
-        node = builder.add(parent, token, min(1.0, math.exp(log_prob)))
+        log_prob = min(log_prob, 0.0)  # a log-softmax can come out a rounding error above
+        node = builder.add(parent, token, math.exp(log_prob))
         assert node is not None, "a path was found beyond the limits"
-        find(node, score, depth + 1, 0)
-        find(parent, parent_score, depth, rank + 1)
+        find(node, above + log_prob, depth + 1, 0)
+        find(parent, above, depth, rank + 1)
     return builder.build()

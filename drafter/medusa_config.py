@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drafter.checkpoints import DTYPES, PickledTensors
+from drafter.checkpoints import DTYPES, PickledTensors, open_files
 from drafter.head_config import MAX_PADDING, Shapes
 from verifier.config import ModelConfig, read_json
 from verifier.errors import CheckpointError
@@ -225,7 +225,7 @@ def _canonical(name: str) -> str:
 
 
 def _open_files(folder: Path) -> TensorFiles:
-    pickled = folder / f"{HEADS_FILE}.pt"
     if (folder / f"{HEADS_FILE}.safetensors").is_file():
         return SafetensorsFolder(folder, DTYPES, f"{HEADS_FILE}.safetensors")
-    return PickledTensors(pickled) if pickled.is_file() else SafetensorsFolder(folder, DTYPES)
+    pickled = folder / f"{HEADS_FILE}.pt"
+    return PickledTensors(pickled) if pickled.is_file() else open_files(folder)

@@ -169,5 +169,5 @@ def add_noise(logits: Tensor, ids: np.ndarray, sampling: SamplingParams, positio
     Its greatest entry is the target's choice wherever the two agree, so it ranks; and its softmax, which is all but one
     where that choice is clear, passes for the probability of being accepted.
     """
-    noise = gumbel_noise(sampling.seed, sampling.choice, position, 0, int(ids[-1]) + 1)[ids]
+    noise = gumbel_noise(sampling.seed, sampling.choice, position, 0, int(ids.max()) + 1)[ids]
     return torch.from_numpy(process(logits.numpy().copy(), sampling) + noise.astype(np.float32))

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafter.factory import plan_drafter
 from drafter.medusa_config import MedusaCheckpoint, is_medusa
+from drafter.options import DraftOptions
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head, target_config
 from tests.drafter.medusas import (
     MedusaShape,
@@ -22,7 +24,7 @@ from tests.drafter.medusas import (
 )
 from tests.models import save_tiny_model
 from verifier.config import ModelConfig
-from verifier.errors import CheckpointError, ModelNotFound
+from verifier.errors import BadSetting, CheckpointError, ModelNotFound
 from verifier.weights import Checkpoint
 
 SHAPE = MedusaShape()
@@ -156,7 +158,7 @@ def test_heads_without_outputs_or_heads_at_all(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="heads holds no Medusa heads"):
         open_vllm(tmp_path, SHAPE, {"fc.weight": torch.zeros(64, 64)})
     (tmp_path / "heads" / "model.safetensors").unlink()
-    with pytest.raises(ModelNotFound, match=r"no model\.safetensors"):
+    with pytest.raises(ModelNotFound, match="neither safetensors nor"):
         MedusaCheckpoint.open(tmp_path / "heads", TARGET)
 
 
@@ -199,3 +201,17 @@ def test_a_wrong_map_is_refused(tmp_path: Path, token_map: torch.Tensor | None, 
 def test_a_truncated_vocabulary_that_only_the_config_knows(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="lacks token_map, the map of its 48 draft ids"):
         open_vllm(tmp_path, SHAPE, truncated_vocab_size=48)
+
+
+# ── by name ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_of_heads_is_a_drafters_name(tmp_path: Path) -> None:
+    folder = save_medusa_1(tmp_path / "heads", random_medusa(SHAPE))
+    plan = plan_drafter(str(folder), TARGET)
+    weights = 5 * (64 * 64 + 64 + 160 * 64)
+    assert plan.num_bytes(1000) == 4 * (weights + 1000 * 64)
+    with pytest.raises(CheckpointError, match="width 64, but those of target have 72"):
+        plan_drafter(str(folder), target_config(hidden_size=72, num_attention_heads=9, num_key_value_heads=3))
+    with pytest.raises(BadSetting, match=r"draft_layer_ids .* left out, since heads has Medusa heads"):
+        plan_drafter(str(folder), TARGET, DraftOptions(layer_ids=(2,)))

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from drafter.base import Drafter, DraftLimits, DraftRequest, NoDraft
+from drafter.factory import plan_drafter
 from drafter.medusa import MedusaDraft
 from drafter.medusa_config import MedusaCheckpoint
+from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
 from tests.drafter.medusas import MedusaShape, random_medusa, save_medusa, save_medusa_1, vllm_config
 from tests.matrix import MAX_ROWS, Case, make_requests
@@ -22,7 +24,6 @@ from workers.sequence import Request
 
 PAGE_SIZE = 8
 SHAPE = MedusaShape(num_heads=4, hidden=72)
-CHOICES = [[0], [1], [2], [0, 0], [1, 0], [0, 1], [0, 0, 0], [0, 0, 0, 0]]
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +52,19 @@ def serve(verifier: Verifier, drafter: Drafter, case: Case, requests: Sequence[R
 
 
 @pytest.mark.parametrize(
-    ("temperature", "tight", "prefix_cache", "choices"),
-    [(0.0, True, True, None), (1.0, False, True, CHOICES), (1.0, True, False, None)],
+    ("temperature", "tight", "prefix_cache", "static"),
+    [(0.0, True, True, False), (1.0, False, True, True), (1.0, True, False, False)],
 )
 def test_the_text_is_that_of_plain_decoding(
-    target: Path,
-    tmp_path: Path,
-    temperature: float,
-    tight: bool,
-    prefix_cache: bool,
-    choices: list[list[int]] | None,
+    target: Path, tmp_path: Path, temperature: float, tight: bool, prefix_cache: bool, static: bool
 ) -> None:
     """Chunked prompts, prefix hits, preemption, trees of either kind."""
     what, requests, num_pages = case(temperature, tight, prefix_cache)
     verifier = Verifier.load(target, num_pages=num_pages, page_size=PAGE_SIZE, max_rows=MAX_ROWS)
-    heads = MedusaCheckpoint.open(save_medusa_1(tmp_path, random_medusa(SHAPE)), verifier.config)
-    drafter = MedusaDraft.load(heads, verifier, choices)
+    options = DraftOptions(growth="static") if static else DraftOptions(noise_ranking=True)
+    plan = plan_drafter(str(save_medusa_1(tmp_path, random_medusa(SHAPE))), verifier.config, options)
+    drafter = plan.create(verifier)
+    assert isinstance(drafter, MedusaDraft)
     stats = serve(verifier, drafter, what, requests, num_pages).stats()
     assert stats.counters.speculation.drafted_tokens > 500
     assert (stats.counters.preemptions > 0) == tight
