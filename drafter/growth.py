@@ -131,7 +131,7 @@ class StaticGrowth:
     """EAGLE-1 and Medusa: a shape fixed beforehand, given as paths of ranks, such as ``[0], [1], [0, 0]``.
 
     ``[0, 2]`` is the third-best child of the best child of the root. Paths beyond the limits are left out. Of more than
-    ``max_nodes`` those stay that would be the likeliest if a best child had probability 1/2, the second 1/4, and so on.
+    ``max_nodes`` those stay that would be the likeliest if a best child had probability 1/2, the second 1/8, and so on.
 
     Raises:
         BadSetting: a path whose parent is not among the paths.
@@ -143,7 +143,7 @@ class StaticGrowth:
             if len(path) > 1 and path[:-1] not in shape:
                 raise BadSetting("choices", path, f"below a path that is there, and {path[:-1]} is not")
         fitting = [path for path in shape if len(path) <= limits.max_draft and max(path) < limits.draft_top_k]
-        likeliest = sorted(fitting, key=lambda path: sum(path) + len(path))[: limits.max_nodes]
+        likeliest = sorted(fitting, key=lambda path: len(path) + 2 * sum(path))[: limits.max_nodes]
         self._ranks: dict[tuple[int, ...], list[int]] = {}  # of each path: the ranks of its children, ascending
         for path in sorted(likeliest):
             self._ranks.setdefault(path[:-1], []).append(path[-1])

@@ -49,3 +49,17 @@ class DraftOptions:
             value = getattr(self, field.name)
             if field.name in names and value != field.default:
                 raise BadSetting(f"draft_{field.name}", value, f"left out, since {because}")
+
+
+def parse_layer_ids(text: str) -> tuple[int, ...]:
+    """
+    Args:
+        text: as ``2,15,27``; empty for none.
+
+    Raises:
+        BadSetting: it is not of that form.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise BadSetting("draft_layer_ids", text, "numbers of layers with commas between, as in 2,15,27") from None

@@ -79,6 +79,11 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
     [
         ({"model": "/nowhere/model"}, ("/nowhere/model",)),
         ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "none, ngram")),
+        ({"draft_growth": "wild"}, ("draft_growth", "'wild'", "dynamic, static")),
+        ({"draft_threshold": "1.5"}, ("draft_threshold", "1.5", "below 1")),
+        ({"draft_layer_ids": "2;15"}, ("draft_layer_ids", "'2;15'", "2,15,27")),
+        ({"draft_growth": "static"}, ("draft_growth", "'static'", "ngram is no draft network")),
+        ({"draft_model": "none", "draft_decay": "0.9"}, ("draft_decay", "0.9", "none is no draft network")),
         ({"tensor_parallel": "2"}, ("tensor_parallel", "2", "9 query heads", "1 or 3")),
         ({"tensor_parallel": "3"}, ("tensor_parallel", "not available yet")),
         ({"max_model_len": "257"}, ("max_model_len", "257", "256")),
