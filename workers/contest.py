@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drafter.base import Drafter, DraftLimits
 from drafter.factory import DraftPlan
@@ -21,7 +21,7 @@ from verifier.errors import BadSetting
 from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
 from verifier.weights import Checkpoint
-from workers.config import Acceptance, EngineConfig
+from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.machine import available_memory, check_memory
 from workers.prompts import Prompt
@@ -127,13 +127,15 @@ def beside(verifier: Verifier) -> Verifier:
     return Verifier(verifier.model, verifier.pool, verifier.row_counts, verifier.fingerprint)
 
 
-def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, acceptance: Acceptance = "exact") -> Engine:
-    """An engine that nothing is cached in between answers. Engines over the same pages must not run at a time."""
+def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, **settings: Any) -> Engine:
+    """An engine that nothing is cached in between answers. Engines over the same pages must not run at a time.
+
+    Args:
+        settings: others of `EngineConfig`.
+    """
     num_pages, page_size = verifier.pool.num_pages - 1, verifier.pool.page_size  # the last page only takes padding
     longest = min(num_pages * page_size, verifier.config.max_positions)
-    config = EngineConfig(
-        num_pages, page_size, max_model_len=longest, prefix_cache=False, acceptance=acceptance, limits=limits
-    )
+    config = EngineConfig(num_pages, page_size, max_model_len=longest, prefix_cache=False, limits=limits, **settings)
     return Engine(verifier, drafter, config)
 
 
