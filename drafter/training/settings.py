@@ -19,7 +19,7 @@ class TrainSettings:
     method: str = _setting("eagle3", "what is trained")
     draft_vocab: int = _setting(8192, "how many tokens the head can guess, the most frequent ones")
     intermediate_size: int = _setting(0, "width of the head's MLP; 0 is the target's")
-    ttt_steps: int = _setting(3, "steps of training-time test: how far the head is unrolled")
+    ttt_steps: int = _setting(3, "steps of training-time test: how far the head is unrolled; or how many Medusa heads")
     step_weight: float = _setting(0.8, "weight of a step in the loss, relative to the one before it")
     least_path: float = _setting(
         0.02, "rows go on to the next step while what was written is guessed with this probability; 0: all do"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from drafter.training.objectives import medusa
 from drafter.training.objectives.base import Objective
 from drafter.training.objectives.eagle3 import Eagle3Objective, initialise
 from drafter.training.settings import TrainSettings
@@ -13,7 +14,7 @@ from drafter.training.target import Target
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
 
-METHODS = ("eagle3",)
+METHODS = ("eagle3", "medusa")
 
 
 def create_objective(settings: TrainSettings, target: Target, num_taps: int, target_ids: Tensor) -> Objective:
@@ -24,6 +25,10 @@ def create_objective(settings: TrainSettings, target: Target, num_taps: int, tar
     """
     if settings.method not in METHODS:
         raise BadSetting("method", settings.method, f"one of {', '.join(METHODS)}")
+    if settings.method == "medusa":
+        heads = medusa.MedusaObjective(target, target_ids, settings.ttt_steps, settings.step_weight)
+        medusa.initialise(heads, settings.init, settings.seed)
+        return heads
     decoder = head_decoder(settings, target.config)
     objective = Eagle3Objective(
         target,
@@ -39,10 +44,11 @@ def create_objective(settings: TrainSettings, target: Target, num_taps: int, tar
 
 
 def head_decoder(settings: TrainSettings, target: ModelConfig) -> ModelConfig:
-    """One layer of the target's own shape, as a decoder of its own."""
+    """One layer of the target's own shape, as a decoder of its own; its positions are turned without any scaling."""
     return replace(
         target,
         architecture="llama",
+        rope_scaling=None,
         num_layers=1,
         intermediate_size=settings.intermediate_size or target.intermediate_size,
         tie_word_embeddings=False,
