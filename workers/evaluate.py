@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from drafter.base import Drafter, DraftLimits
 from drafter.factory import plan_drafter
 from drafter.options import DraftOptions
-from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
 from workers.build import DEFAULT_LIMITS, locate_model, openmp_environment
-from workers.generate import OneLineParser, at_least, report
+from workers.generate import OneLineParser, add_draft_options, at_least, draft_options, report
 from workers.prompts import PROMPTS, read_prompts
 from workers.text import Text
 
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     path = locate_model(options.model, report)
-    drafting = DraftOptions(layer_ids=parse_layer_ids(options.draft_layer_ids))
+    drafting = draft_options(options)
     plan = plan_drafter(options.draft_model, Checkpoint.open(path).config, drafting, path)
     prompts = read_prompts(options.prompts, options.count)
 
@@ -112,25 +111,32 @@ def command_line() -> argparse.ArgumentParser:
     add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
     add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
     add("--temperature", type=float, nargs="+", default=[0.0], metavar="T", help="one or more (default: 0)")
-    add("--max-draft", type=at_least(1), default=DEFAULT_LIMITS.max_draft, metavar="N", help="depth of a tree")
-    add("--draft-top-k", type=at_least(1), default=DEFAULT_LIMITS.draft_top_k, metavar="N", help="its branching")
-    add("--max-nodes", type=at_least(1), default=DEFAULT_LIMITS.max_nodes, metavar="N", help="its guesses altogether")
     add(
-        "--draft-layer-ids",
-        default="",
-        metavar="I,I,I",
-        help="layers that an EAGLE-3 head reads (default: its config's)",
+        "--max-draft",
+        type=at_least(1),
+        default=DEFAULT_LIMITS.max_draft,
+        metavar="N",
+        help="depth of a tree (default: %(default)s)",
     )
-    add("--check-layers", action=argparse.BooleanOptionalAction, default=True, help="whether others would be better")
+    add(
+        "--draft-top-k",
+        type=at_least(1),
+        default=DEFAULT_LIMITS.draft_top_k,
+        metavar="N",
+        help="its branching (default: %(default)s)",
+    )
+    add(
+        "--max-nodes",
+        type=at_least(1),
+        default=DEFAULT_LIMITS.max_nodes,
+        metavar="N",
+        help="its guesses (default: %(default)s)",
+    )
+    add(
+        "--check-layers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="find out whether layer ids are off by one",
+    )
+    add_draft_options(parser)
     return parser
-
-
-def parse_layer_ids(text: str) -> tuple[int, ...]:
-    """
-    Raises:
-        BadSetting: something else than whole numbers with commas between them.
-    """
-    try:
-        return tuple(map(int, text.split(","))) if text else ()
-    except ValueError as error:
-        raise BadSetting("draft_layer_ids", text, "whole numbers with commas between them") from error

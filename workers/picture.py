@@ -18,6 +18,7 @@ from workers.methods_report import Row
 
 ROW_INCHES = 0.34  # of height, for each bar group
 GAP = 0.25  # between groups, of a group's height
+FEWEST_TRIED = 30  # walks that a share is drawn from
 COLOURS = ("#1f5a99", "#e08a2c", "#6b9e5b", "#9467bd")  # by temperature
 
 
@@ -56,21 +57,22 @@ def _draw_speed(axes: Axes, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.set_title("Speed, times plain decoding (trees: depth/branching/nodes)", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.08)
+    axes.margins(x=0.08, y=0.01)
     if temperatures:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.03), ncols=len(temperatures))
 
 
 def _draw_acceptance(axes: Axes, rows: Sequence[Row]) -> None:
-    """Of each method with its largest trees, at the lowest temperature."""
+    """Of each method with its largest trees, at the lowest temperature; positions that few walks came to are noise."""
     coldest = min((row.temperature for row in rows), default=0.0)
     for row in rows:
-        rates = row.figures.speculation.acceptance_where_tried
+        done = row.figures.speculation
+        rates = done.acceptance_where_tried[: sum(tried >= FEWEST_TRIED for tried in done.tried_by_position)]
         if row.temperature == coldest and row.limits == row.entry.method.limits[0] and rates:
             axes.plot(range(1, len(rates) + 1), rates, marker="o", markersize=3, label=row.entry.method.name)
     axes.set_ylim(0, 1)
-    axes.set_xlabel("position after the last token", fontsize=8)
-    axes.set_title(f"Guesses right where they were tried, largest trees, temperature {coldest:g}", fontsize=10)
+    axes.set_xlabel(f"position of the guess (largest trees, temperature {coldest:g})", fontsize=8)
+    axes.set_title("Share of guesses that were right where they were tried", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.lines:
