@@ -65,5 +65,6 @@ class TrainSettings:
             BadSetting: ``others``, of the run to be resumed, differ; names the first that does.
         """
         for each in fields(self):
-            if (mine := getattr(self, each.name)) != others.get(each.name):
-                raise BadSetting(each.name, mine, f"{others.get(each.name)!r} to resume this run; choose another --run")
+            theirs = others.get(each.name, each.default)
+            if (mine := getattr(self, each.name)) != theirs:
+                raise BadSetting(each.name, mine, f"{theirs!r} to go on with this run")

@@ -11,7 +11,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verifier.config import ModelConfig
-from verifier.weights import Checkpoint
+from verifier.default_model import Progress, default_model_path
+from verifier.weights import Checkpoint, resolve_model
+
+
+def locate(name: str, progress: Progress = lambda line: None) -> Path:
+    """A model's folder or file by its path or its id on a hub; the default model's where there is no name.
+
+    Raises:
+        ModelNotFound: it is nowhere to be found.
+    """
+    return resolve_model(name) if name else default_model_path(progress)
 
 
 @dataclass(frozen=True)

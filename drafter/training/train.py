@@ -23,12 +23,10 @@ from drafter.training.report import Report
 from drafter.training.runs import RunFolder
 from drafter.training.settings import TrainSettings
 from drafter.training.shards import ShardFolder
-from drafter.training.target import Target
+from drafter.training.target import Target, locate
 from drafter.training.trainer import Trainer
 from drafter.training.vocabulary import most_frequent
-from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
-from verifier.weights import resolve_model
 
 DEVICES = ("cpu", "cuda")
 
@@ -54,8 +52,7 @@ def prepare(
 ) -> Trainer:
     """A trainer for a new run, or for the one that the folder holds."""
     folder = ShardFolder(options.data)
-    path = resolve_model(options.model) if options.model else default_model_path(report.say)
-    target = Target.open(path)
+    target = Target.open(locate(options.model, report.say))
     folder.check_model(target.checkpoint.fingerprint, target.config.name)
     run = RunFolder(options.run)
     saved = None if run.is_new else run.load()

@@ -56,7 +56,7 @@ def soft_cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:
 
 
 def soft_cross_entropy_with(labels: Tensor, logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """As `soft_cross_entropy`, and ``[rows]`` log-probabilities of ``labels [rows]``, which no gradient flows through."""
+    """As `soft_cross_entropy`; and log-probabilities of ``labels [rows]``, which no gradient flows through."""
     losses, of_labels = _SoftCrossEntropy.apply(logits.float(), goal, labels)  # type: ignore[no-untyped-call]
     return losses, of_labels
 
