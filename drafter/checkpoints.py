@@ -8,9 +8,8 @@ Knows no network. Everything is checked before a target is loaded, in one senten
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from drafter.head_config import Eagle3Config, HeadConfig, Shapes, read_eagle3_co
 from drafter.vocabulary import read_map
 from verifier.config import ModelConfig, read_json
 from verifier.errors import CheckpointError, ModelNotFound
-from verifier.weights import SAFETENSORS_DTYPES, SafetensorsFolder, TensorFiles, check_tensors
+from verifier.weights import SAFETENSORS_DTYPES, SafetensorsFolder, TensorFiles, check_tensors, held_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +95,9 @@ class PickledTensors:
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def is_fp16(self, name: str) -> bool:
+        return str(self._tensors[name].dtype) == "torch.float16"
+
     def sample(self, name: str) -> bytes:
         flat = self._tensors[name].flatten()
         middle = flat[len(flat) // 2 :][:1024]
@@ -167,6 +169,10 @@ class DraftFolder:
         """By canonical name, as saved."""
         return self._files.tensor(self._names[name])
 
+    def held_bytes(self, names: Iterable[str]) -> int:
+        """As `verifier.weights.held_bytes`, by canonical name."""
+        return held_bytes(self._files, [self._names[name] for name in names])
+
     def fingerprint(self, config: HeadConfig) -> str:
         digest = hashlib.sha256(repr(config).encode())
         for name in sorted(self._names):
@@ -191,11 +197,11 @@ class HeadCheckpoint(Generic[AnyConfig]):
         assert len(self.target_ids)  # looked at now, so that a wrong map is found at the start
 
     def num_bytes(self, num_slots: int) -> int:
-        """Memory at most: weights as fp32, and for each slot keys and values of the head and a fused feature."""
+        """Memory at most: weights, and for each slot keys and values of the head and a fused feature."""
         decoder = self.config.decoder
-        weights = sum(map(math.prod, self.config.tensor_shapes().values()))
         cache = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
-        return 4 * (weights + num_slots * (cache + decoder.hidden_size))
+        weights = self.folder.held_bytes(self.config.tensor_shapes())
+        return weights + 4 * num_slots * (cache + decoder.hidden_size)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor by canonical name, with or without ``model.`` before it, as saved."""

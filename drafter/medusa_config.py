@@ -13,7 +13,6 @@ no network. Everything is checked before a target is loaded, in one sentence eac
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from drafter.checkpoints import DTYPES, PickledTensors, open_files
 from drafter.head_config import MAX_PADDING, Shapes
 from verifier.config import ModelConfig, read_json
 from verifier.errors import CheckpointError
-from verifier.weights import SafetensorsFolder, TensorFiles, check_tensors
+from verifier.weights import SafetensorsFolder, TensorFiles, check_tensors, held_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,9 +99,9 @@ class MedusaCheckpoint:
         return heads
 
     def num_bytes(self, num_slots: int) -> int:
-        """Memory at most: weights as fp32, and for each slot the hidden state that heads read."""
-        weights = sum(map(math.prod, self.config.tensor_shapes().values()))
-        return 4 * (weights + num_slots * self.config.hidden_size)
+        """Memory at most: weights, and for each slot the hidden state that heads read."""
+        weights = held_bytes(self._files, [self._names[name] for name in self.config.tensor_shapes()])
+        return weights + 4 * num_slots * self.config.hidden_size
 
     def tensor(self, name: str) -> Tensor:
         """One tensor by canonical name, as saved."""

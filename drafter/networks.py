@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,8 +78,7 @@ def _plan_model(folder: DraftFolder, target: ModelConfig) -> NetworkPlan:
     check_vocab_size(config.vocab_size, target, config.name)
 
     def num_bytes(num_slots: int) -> int:
-        weights = sum(map(math.prod, config.tensor_shapes().values()))
-        return 4 * (weights + num_slots * 2 * config.num_layers * config.num_kv_heads * config.head_dim)
+        return checkpoint.held_bytes + 4 * num_slots * 2 * config.num_layers * config.num_kv_heads * config.head_dim
 
     def load(model: Model, attention: Attention) -> DraftNetwork:
         from drafter.chain import SmallModel

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,7 @@ SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
 # Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, a head that is tied anyway, and
 # Medusa heads, which are a drafter's.
 UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight|medusa_head\..+")
+EMBEDDING = "model.embed_tokens.weight"
 SAMPLE_BYTES = 4096
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -41,6 +43,10 @@ class TensorFiles(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """As stored; quantised ones as fp16."""
+        ...
+
+    def is_fp16(self, name: str) -> bool:
+        """Whether `tensor` is."""
         ...
 
     def sample(self, name: str) -> bytes:
@@ -73,6 +79,12 @@ class Checkpoint:
         """One tensor by Hugging Face's name, in the precision it was saved in (fp16 if it was quantised)."""
         return self._files.tensor(name)
 
+    @property
+    def held_bytes(self) -> int:
+        """As `held_bytes`; a tied head is held apart from the embedding."""
+        weights = held_bytes(self._files, self.config.tensor_shapes())
+        return weights + _matrix_bytes(self._files, EMBEDDING) * self.config.tie_word_embeddings
+
     @cached_property
     def fingerprint(self) -> str:
         """Equal for equal models. Hashes the configuration and, of each tensor, its name and a few bytes."""
@@ -80,6 +92,19 @@ class Checkpoint:
         for name in sorted(self._files.names):
             digest.update(name.encode() + self._files.sample(name))
         return digest.hexdigest()
+
+
+def held_bytes(files: TensorFiles, names: Iterable[str]) -> int:
+    """Memory that tensors take at most: matrices as fp16 if they are stored so, embeddings and the rest as fp32."""
+    total = 0
+    for name in names:
+        is_matrix = len(files.shape(name)) > 1 and "embed_tokens" not in name
+        total += _matrix_bytes(files, name) if is_matrix else 4 * math.prod(files.shape(name))
+    return total
+
+
+def _matrix_bytes(files: TensorFiles, name: str) -> int:
+    return math.prod(files.shape(name)) * (2 if files.is_fp16(name) else 4)
 
 
 def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], model: str) -> None:
@@ -140,6 +165,9 @@ class SafetensorsFolder:
         tensor: Tensor = self._open[path].get_tensor(name)
         return tensor
 
+    def is_fp16(self, name: str) -> bool:
+        return bool(self._entry(name)["dtype"] == "F16")
+
     def sample(self, name: str) -> bytes:
         """From the middle: the first rows of an embedding are often the same in all fine-tunes."""
         path, (begin, end) = self._files[name], self._entry(name)["data_offsets"]
@@ -174,6 +202,9 @@ class GGUFTensors:
 
         dtype: torch.dtype = getattr(torch, self.config.dtype)
         return torch.tensor(self._file.array(name), dtype=dtype)
+
+    def is_fp16(self, name: str) -> bool:
+        return self.config.dtype == "float16"
 
     def sample(self, name: str) -> bytes:
         return self._file.sample(name, SAMPLE_BYTES)

@@ -205,6 +205,9 @@ def test_an_eagle_1_head_is_told_by_its_tensors(pickled: bool, tmp_path: Path) -
     assert torch.equal(head.tensor("fc.weight"), weights["fc.weight"])
     assert head.target_ids.tolist() == list(range(160))
     assert head.num_bytes(1000) - head.num_bytes(0) == 4 * 1000 * (2 * 2 * 16 + 64)
+    as_fp32 = {name for name, tensor in weights.items() if tensor.dim() == 1 or "embed_tokens" in name}
+    held = sum(tensor.numel() * (4 if name in as_fp32 else 2) for name, tensor in weights.items())
+    assert head.num_bytes(0) == held
 
 
 def test_biases_are_where_config_or_tensors_say(tmp_path: Path) -> None:
