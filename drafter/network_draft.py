@@ -157,8 +157,7 @@ class _Draft:
 
 def best_guesses(logits: Tensor, target_ids: Tensor, num_guesses: int) -> list[Guesses]:
     """For each row of ``logits [rows, draft vocabulary]`` the best target ids with their log-probabilities."""
-    values, draft_ids = logits.topk(min(num_guesses, logits.shape[1]))
-    log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
+    log_probs, draft_ids = logits.log_softmax(dim=-1).topk(min(num_guesses, logits.shape[1]))
     rows = zip(target_ids[draft_ids].tolist(), log_probs.tolist(), strict=True)
     return [list(zip(*row, strict=True)) for row in rows]
 
