@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drafter.base import Drafter
+from drafter.united import UnitedDraft
 from verifier.acceptance import Verdict
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
@@ -25,7 +26,6 @@ from verifier.verifier import StepOutput
 from workers.config import TYPICAL
 from workers.config import EngineConfig as EngineConfig
 from workers.costs import Costs
-from workers.guard import DrafterGuard
 from workers.inbox import EngineDead as EngineDead
 from workers.inbox import Inbox
 from workers.policy import AdaptivePolicy, FixedPolicy, Policy
@@ -88,7 +88,7 @@ class Engine:
         self.verifier = verifier
         self.config = config
         self.clock = clock
-        self.drafter = DrafterGuard(drafter, verifier.config.vocab_size, clock)
+        self.drafter = UnitedDraft.of(drafter, verifier.config.vocab_size, clock)
         self.counters = Counters()
         self.pages = PageTable(
             config.num_pages,
