@@ -13,6 +13,7 @@ from drafter.medusa_config import MedusaCheckpoint, is_medusa
 from drafter.networks import create_network_draft, plan_network
 from drafter.ngram import NgramDraft
 from drafter.options import DraftOptions
+from drafter.united import UnitedDraft
 from drafter.vocabulary import check_tokenizer
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
@@ -39,11 +40,13 @@ def plan_drafter(
 ) -> DraftPlan:
     """
     Args:
-        name: "none", "ngram", or the folder of a draft network, whose files say what it is.
+        name: "none", "ngram", or the folder of a draft network, whose files say what it is. Several, joined by "+",
+            guess together; the options are then for those that are networks.
         model: the target's folder or GGUF file, to compare tokenizers.
 
     Raises:
-        BadSetting: no drafter has that name, and there is no such folder; or an option has no use for it.
+        BadSetting: no drafter has that name, and there is no such folder; or an option has no use for it; or some that
+            are joined cannot be.
         CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
     if name in NAMES:
@@ -54,11 +57,25 @@ def plan_drafter(
         plan = _plan_medusa(path, target, options)
     elif (path / "config.json").is_file():
         plan = _plan_network(path, target, options)
+    elif "+" in name:
+        return _plan_united(name, target, options, model)
     else:
-        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}")
+        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}, or several joined by +")
     if model is not None:
         check_tokenizer(path, model, path.resolve().name, target.name)
     return plan
+
+
+def _plan_united(name: str, target: ModelConfig, options: DraftOptions, model: Path | None) -> DraftPlan:
+    parts = sorted(part.strip() for part in name.split("+"))
+    if len(set(parts)) < len(parts) or "none" in parts:
+        raise BadSetting("draft_model", name, "made of drafters that guess, each of them once")
+    plans = [plan_drafter(part, target, DEFAULTS if part in NAMES else options, model) for part in parts]
+
+    def create(verifier: Verifier) -> Drafter:
+        return UnitedDraft({plan.name: plan.create(verifier) for plan in plans}, verifier.config.vocab_size)
+
+    return DraftPlan("+".join(parts), create, lambda num_slots: sum(plan.num_bytes(num_slots) for plan in plans))
 
 
 def _plan_medusa(path: Path, target: ModelConfig, options: DraftOptions) -> DraftPlan:
