@@ -24,6 +24,7 @@ from drafter.training.runs import RunFolder
 from drafter.training.settings import TrainSettings
 from drafter.training.shards import ShardFolder
 from drafter.training.target import Target, locate
+from drafter.training.trained import Trained
 from drafter.training.trainer import Trainer
 from drafter.training.vocabulary import most_frequent
 from verifier.errors import BadSetting
@@ -62,7 +63,11 @@ def prepare(
         settings.check_same(saved["settings"])
         target_ids = saved["target_ids"]
     layer_ids = folder.header.layer_ids
-    objective = create_objective(settings, target, len(layer_ids), target_ids).to(device)
+    objective = create_objective(settings, target, len(layer_ids), target_ids)
+    if settings.start_from:
+        earlier = Trained.load(RunFolder(Path(settings.start_from)), target)
+        objective.adopt(earlier.weights, earlier.target_ids)
+    objective.to(device)
     header = {
         "settings": settings.to_dict(),
         "target_ids": target_ids,

@@ -6,7 +6,7 @@ A method guesses some tokens ahead: by unrolling itself, or with a head for each
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drafter.training.shards import Conversation
+from verifier.errors import BadSetting
 
 FIGURES = ("loss", "rows", "hits", "places")  # columns of `Outcome.figures`, all of them sums
 
@@ -65,6 +66,7 @@ class Objective(nn.Module, ABC):
     """A trainable method. Its state dict holds what is trained and nothing else."""
 
     num_steps: int
+    target_ids: Tensor  # [draft vocabulary] int64, ascending
 
     @abstractmethod
     def collate(self, conversations: Sequence[Conversation], device: torch.device) -> Any:
@@ -84,6 +86,27 @@ class Objective(nn.Module, ABC):
     def matrices(self) -> list[nn.Parameter]:
         """Those whose gradient may be orthogonalised: matrices between hidden states, not over a vocabulary."""
         return [each for name, each in self.named_parameters() if each.dim() == 2 and not name.startswith("lm_head")]
+
+    def adopt(self, weights: Mapping[str, Tensor], target_ids: Tensor) -> None:
+        """Begins with another head's weights, of the same method.
+
+        Rows over its vocabulary, ``target_ids``, go to the same tokens here; those that it lacks keep their values.
+
+        Raises:
+            BadSetting: it has other sizes.
+        """
+        rows = torch.searchsorted(target_ids, self.target_ids).clamp(max=len(target_ids) - 1)
+        known = target_ids[rows] == self.target_ids
+        own = self.state_dict()
+        for name, tensor in own.items():
+            given = weights.get(name)
+            if given is not None and name.startswith("lm_head") and given.shape[1:] == tensor.shape[1:]:
+                tensor[known] = given[rows[known]]
+            elif given is not None and given.shape == tensor.shape:
+                tensor.copy_(given)
+            else:
+                shape = None if given is None else list(given.shape)
+                raise BadSetting("start_from", shape, f"a run whose {name} has shape {list(tensor.shape)}")
 
 
 def acceptance(figures: Tensor) -> list[float]:

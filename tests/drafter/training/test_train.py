@@ -113,6 +113,21 @@ def test_it_ends_when_nothing_gets_better(model: Path, data: Path, tmp_path: Pat
     assert [line["stale"] for line in lines][-2:] == [1, 2]
 
 
+def test_a_later_round_starts_from_the_best_head_with_a_vocabulary_of_its_own(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    main(options(model, data, tmp_path / "first", "--steps 20"))
+    more = f"--steps 1 --evaluate-every 1 --lr 1e-9 --muon-lr 1e-9 --start-from {tmp_path / 'first'}"
+    main(options(model, data, tmp_path / "second", f"--draft-vocab 130 {more}"))
+    first, second = (RunFolder(tmp_path / name).load(best=True) for name in ("first", "second"))
+    assert len(second["target_ids"]) == 130
+    assert log(tmp_path / "second")[0]["loss"] < first["figures"]["loss"] + 0.5
+    rows = [first["target_ids"].tolist().index(each) for each in second["target_ids"].tolist()]
+    torch.testing.assert_close(second["weights"]["lm_head.weight"], first["weights"]["lm_head.weight"][rows])
+    with pytest.raises(BadSetting, match=r"start_from is \[96, 72\], but must be a run whose midlayer.mlp.gate_proj"):
+        main(options(model, data, tmp_path / "third", f"--intermediate-size 8 {more}"))
+
+
 def test_what_cannot_work_is_said_in_one_sentence(model: Path, data: Path, tmp_path: Path) -> None:
     main(options(model, data, tmp_path / "run", "--steps 1"))
     with pytest.raises(BadSetting, match="seed is 5, but must be 0 to go on with this run"):
