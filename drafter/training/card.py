@@ -36,8 +36,14 @@ tags: [speculative-decoding, {settings.method}, draftree]
 # {settings.method} draft head for {target.name}
 
 {millions:.1f} million parameters, fp16, in the {layout} layout. It guesses {len(head.target_ids)} of the target's
-{target.vocab_size} tokens and reads the residual stream after layers {_listed(head.layer_ids)} of {target.num_layers}.
+{target.vocab_size} tokens and reads {_states(head)}.
 It changes the speed of what the target says, and not a token of it."""
+
+
+def _states(head: Trained) -> str:
+    if head.settings.method == "medusa":
+        return "the target's last hidden state, after the final norm"
+    return f"the residual stream after layers {_listed(head.layer_ids)} of {head.target.config.num_layers}"
 
 
 def _figures(head: Trained) -> str:
