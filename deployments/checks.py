@@ -82,5 +82,7 @@ def engine_spec(settings: Settings) -> EngineSpec:
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
         acceptance=settings.acceptance,
+        adaptive=settings.adaptive,
+        max_stretch=settings.max_stretch,
         threads=settings.threads or physical_cores(),
     )

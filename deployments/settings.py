@@ -58,6 +58,10 @@ class Settings(BaseModel):
     """Guesses kept at each node of a draft tree."""
     max_nodes: Annotated[int, Field(ge=0, le=128)] = SPEC.limits.max_nodes
     """Guesses in a draft tree altogether."""
+    adaptive: bool = SPEC.adaptive
+    """Whether to guess only as far as it pays, within these limits; otherwise as far as they allow."""
+    max_stretch: Annotated[float, Field(ge=1, le=100)] = SPEC.max_stretch
+    """Adaptive: how many times longer than without guesses a step may take."""
     draft_growth: Word = SPEC.draft_options.growth
     """Shape of a draft network's trees: dynamic (the likeliest guesses) or static (EAGLE-1's)."""
     draft_threshold: float = SPEC.draft_options.threshold

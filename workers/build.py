@@ -50,6 +50,8 @@ class EngineSpec:
     prefix_cache: bool = True
     exact: bool = True
     acceptance: Acceptance = "exact"
+    adaptive: bool = True  # guess only as far as it pays, within the limits
+    max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
     threads: int = 0  # 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
@@ -70,6 +72,8 @@ class EngineSpec:
             prefix_cache=self.prefix_cache,
             exact=self.exact,
             acceptance=self.acceptance,
+            adaptive=self.adaptive,
+            max_stretch=self.max_stretch,
             limits=self.limits,
         )
 
@@ -121,10 +125,14 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
 
     from verifier.verifier import Verifier
     from workers.engine import Engine
+    from workers.profile import profile
 
     if threads:
         torch.set_num_threads(threads)
     verifier = Verifier.load(
         path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
     )
-    return Engine(verifier, plan.create(verifier), config)
+    engine = Engine(verifier, plan.create(verifier), config)
+    if config.adaptive:
+        profile(verifier, engine.pages, engine.costs, min(config.max_rows, verifier.max_rows), engine.clock)
+    return engine

@@ -186,6 +186,13 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--max-nodes", type=at_least(0), metavar="N", help=f"guesses altogether (default: the depth, at least {nodes})")
 
+    add(
+        "--adaptive",
+        action=argparse.BooleanOptionalAction,
+        default=spec.adaptive,
+        help="guess only as far as it pays, within these limits",
+    )
+
     add_draft_options(parser)
 
     add = parser.add_argument_group("sampling").add_argument
@@ -232,7 +239,13 @@ def engine_spec(options: argparse.Namespace) -> EngineSpec:
     limits = DraftLimits(options.max_draft, options.top_k, max_nodes)
     drafting = draft_options(options)
     return EngineSpec(
-        options.model, options.draft_model, limits, drafting, exact=options.exact, threads=options.threads
+        options.model,
+        options.draft_model,
+        limits,
+        drafting,
+        exact=options.exact,
+        adaptive=options.adaptive,
+        threads=options.threads,
     )
 
 
