@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from drafter.training import eagle3_layouts, medusa_layouts
+from drafter.training import eagle3_layouts, eagle_layouts, medusa_layouts
 from drafter.training.card import write_card
 from drafter.training.runs import RunFolder
 from drafter.training.shards import ShardFolder
@@ -27,6 +27,8 @@ LAYOUTS: Mapping[str, Mapping[str, Callable[[Path, Trained], None]]] = {
         "safeailab": eagle3_layouts.save_safeailab,
         "speculators": eagle3_layouts.save_speculators,
     },
+    "eagle": {"draftree": eagle_layouts.save_draftree, "safeailab": eagle_layouts.save_safeailab},
+    "model": {"draftree": eagle_layouts.save_small_model},
     "medusa": {"draftree": medusa_layouts.save_vllm, "medusa-1": medusa_layouts.save_medusa_1},
 }
 

@@ -5,24 +5,21 @@ Knows names and config keys; `drafter.medusa_config` says what they mean, and re
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from drafter.medusa_config import HEADS_FILE, TOKEN_MAP
+from drafter.training.layouts import halves, save_config
 from drafter.training.trained import Trained
 from verifier.errors import BadSetting
 
 
 def save_vllm(folder: Path, head: Trained) -> None:
     """``config.json`` and ``model.safetensors``, fp16, with a ``token_map`` if the vocabulary is a truncated one."""
-    target, tensors = head.target.config, _halves(head)
+    target, tensors = head.target.config, halves(head.weights)
     if len(head.target_ids) < target.vocab_size:
         tensors[TOKEN_MAP] = head.target_ids
     config = {
@@ -38,7 +35,7 @@ def save_vllm(folder: Path, head: Trained) -> None:
         "topk": 10,
         "torch_dtype": "float16",
     }
-    _write_config(folder, config)
+    save_config(folder, config)
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -56,19 +53,15 @@ def save_medusa_1(folder: Path, head: Trained) -> None:
         re.sub(r"blocks\.(\d+)\.layers\.(\d+)", r"\1.\2.linear", name)
         if name.startswith("blocks.")
         else re.sub(r"lm_heads\.(\d+)", rf"\1.{num_layers}", name): tensor
-        for name, tensor in _halves(head).items()
+        for name, tensor in halves(head.weights).items()
     }
     config = {
         "base_model_name_or_path": target.name,
         "medusa_num_heads": _num_heads(head),
         "medusa_num_layers": num_layers,
     }
-    _write_config(folder, config)
+    save_config(folder, config)
     torch.save(tensors, folder / f"{HEADS_FILE}.pt")
-
-
-def _halves(head: Trained) -> dict[str, Tensor]:
-    return {name: tensor.half().contiguous() for name, tensor in head.weights.items()}
 
 
 def _num_heads(head: Trained) -> int:
@@ -77,8 +70,3 @@ def _num_heads(head: Trained) -> int:
 
 def _num_layers(head: Trained) -> int:
     return sum(name.startswith("blocks.0.") and name.endswith(".weight") for name in head.weights)
-
-
-def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
