@@ -50,7 +50,7 @@ class Case:
 
     @property
     def adaptive(self) -> bool:
-        """Half of the cases, any value of a factor among them and not, so that the matrix need not be twice as large."""
+        """Half of the cases, with any value of any factor among them, so that the matrix need not be twice as large."""
         return (self.page_size in (1, 16)) != (self.temperature == 0)
 
     @property
