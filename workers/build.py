@@ -134,5 +134,5 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
     )
     engine = Engine(verifier, plan.create(verifier), config)
     if config.adaptive:
-        profile(verifier, engine.pages, engine.costs, min(config.max_rows, verifier.max_rows), engine.clock)
+        profile(verifier, engine.pages, engine.costs, engine.clock)
     return engine
