@@ -39,7 +39,7 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"  # none, ngram or the folder of a draft network; several joined by +
+    draft_model: str = "auto"  # none, ngram, eagle3 or the folder of a draft network; several joined by +
     limits: DraftLimits = DEFAULT_LIMITS
     draft_options: DraftOptions = field(default_factory=DraftOptions)  # of draft networks
     page_size: int = 16  # tokens

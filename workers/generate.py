@@ -162,7 +162,7 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model",
         default=spec.draft_model,
         metavar="D",
-        help="who guesses: none, ngram or the folder of a draft network (default: %(default)s)",
+        help="who guesses: none, ngram, eagle3 or the folder of a draft network, joined by + (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(
