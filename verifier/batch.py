@@ -40,3 +40,11 @@ class StepPlan:
     @property
     def num_rows(self) -> int:
         return sum(len(segment.tree) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What brings kept nodes' KV into place after a walk: physical slots, moved all at once."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
