@@ -60,10 +60,10 @@ class ThreadRanks:
 
 
 class ThreadFollowers:
-    """The other ranks' threads, as rank 0 holds them."""
+    """The other ranks' threads, as rank 0 holds them. Nobody can kill a thread: ``kill`` makes it end somehow."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    def __init__(self, table: Table, kill: Callable[[], None] = lambda: None) -> None:
+        self.table, self.kill = table, kill
         self.threads: list[threading.Thread] = []
         self.ended: list[str] = []
 
@@ -84,6 +84,7 @@ class ThreadFollowers:
         for thread in self.threads:
             thread.join(within_s)
         self.table.barrier.abort()
+        self.kill()
         for thread in self.threads:
             thread.join(10)
             assert not thread.is_alive(), "a follower goes on"

@@ -41,6 +41,10 @@ class Lead(Protocol):
         """
         ...
 
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Calls ``tell`` with the reason as soon as a rank is lost, on whichever thread finds it out."""
+        ...
+
     def close(self) -> None:
         """Lets the others go."""
         ...
@@ -51,6 +55,9 @@ class Nobody:
 
     def step(self, command: Command) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        return None
 
     def close(self) -> None:
         return None
@@ -92,7 +99,6 @@ class Leader:
         self._thread.start()
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Calls ``tell`` with the reason as soon as a rank is lost, on whichever thread finds it out."""
         with self._losing:
             self._tell = tell
             if self.lost:
