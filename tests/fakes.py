@@ -65,6 +65,7 @@ class FakeVerifier:
     Attributes:
         plans: every plan, for tests to look at.
         on_forward: called before each forward pass; may raise.
+        closed: whether it was let go.
     """
 
     config = FAKE_MODEL
@@ -75,6 +76,7 @@ class FakeVerifier:
         self.max_rows = max_rows
         self.slots = [-1] * (num_pages * page_size)
         self.plans: list[StepPlan] = []
+        self.closed = False
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
 
     def forward(self, plan: StepPlan) -> StepOutput:
@@ -94,6 +96,9 @@ class FakeVerifier:
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return FakeFeatures(self)
+
+    def close(self) -> None:
+        self.closed = True
 
     def _run(self, segment: Segment) -> torch.Tensor:
         context = [self.slots[self._slot(segment, position)] for position in range(segment.start)]

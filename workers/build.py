@@ -47,7 +47,8 @@ class EngineSpec:
     max_rows: int = 96
     prefix_cache: bool = True
     exact: bool = True
-    threads: int = 0  # 0: torch's own choice
+    tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
+    threads: int = 0  # of all ranks together; 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
         """What is left to work out, for this model.
@@ -58,6 +59,7 @@ class EngineSpec:
         longest = self.max_model_len or min(model.max_positions, LONGEST_BY_DEFAULT)
         if longest > model.max_positions:
             raise BadSetting("max_model_len", longest, f"at most {model.max_positions}, the positions of {model.name}")
+        model.check_tensor_parallel(self.tensor_parallel)
         return EngineConfig(
             num_pages=self.num_pages or math.ceil(2 * longest / self.page_size),
             page_size=self.page_size,
@@ -65,6 +67,7 @@ class EngineSpec:
             max_running=self.max_running,
             max_rows=self.max_rows,
             prefix_cache=self.prefix_cache,
+            tensor_parallel=self.tensor_parallel,
             exact=self.exact,
             limits=self.limits,
         )
@@ -115,12 +118,12 @@ def openmp_environment() -> dict[str, str]:
 def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> Engine:
     import torch
 
-    from verifier.verifier import Verifier
     from workers.engine import Engine
+    from workers.group import load_ranks
 
     if threads:
         torch.set_num_threads(threads)
-    verifier = Verifier.load(
-        path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
-    )
-    return Engine(verifier, plan.create(verifier), config)
+    verifier = load_ranks(path, config)
+    engine = Engine(verifier, plan.create(verifier), config)
+    verifier.lead.when_lost(engine.give_up)
+    return engine

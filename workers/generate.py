@@ -165,6 +165,13 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(
+        "--tensor-parallel",
+        type=at_least(1),
+        default=spec.tensor_parallel,
+        metavar="N",
+        help="processes that share the model (default: %(default)s)",
+    )
+    add(
         "--threads",
         type=at_least(0, MAX_THREADS),
         default=spec.threads,
@@ -217,7 +224,14 @@ def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
 def engine_spec(options: argparse.Namespace) -> EngineSpec:
     max_nodes = max(options.max_draft, DEFAULT_LIMITS.max_nodes) if options.max_nodes is None else options.max_nodes
     limits = DraftLimits(options.max_draft, options.top_k, max_nodes)
-    return EngineSpec(options.model, options.draft_model, limits, exact=options.exact, threads=options.threads)
+    return EngineSpec(
+        options.model,
+        options.draft_model,
+        limits,
+        exact=options.exact,
+        tensor_parallel=options.tensor_parallel,
+        threads=options.threads,
+    )
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
