@@ -41,9 +41,6 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     plan = plan_drafter(settings.draft_model, config)
-    config.check_tensor_parallel(settings.tensor_parallel)
-    if settings.tensor_parallel > 1:
-        raise BadSetting("tensor_parallel", settings.tensor_parallel, "1, as more ranks are not available yet")
     spec = engine_spec(settings)
     longest = spec.engine_config(config).max_model_len
     if 0 < settings.kv_cache_tokens < longest:
@@ -69,5 +66,6 @@ def engine_spec(settings: Settings) -> EngineSpec:
         max_rows=settings.max_rows,
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
+        tensor_parallel=settings.tensor_parallel,
         threads=settings.threads or physical_cores(),
     )
