@@ -9,10 +9,10 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench clean
+.PHONY: help serve test test-all lint format bench bench-methods clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 	@echo
 	@echo "  for example: make serve PORT=8001 ARGS=\"max_draft=4\"   make test ARGS=\"-k tree\""
 
@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Draftree needs Python 3.11 or newer: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into .venv; this is done once and takes a few minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,train]'
 	@touch $@
 
 # Ray's own choice for a Ray that it starts itself, but said aloud it comes without a warning.
@@ -45,6 +45,9 @@ format: $(INSTALLED)  ## put imports and layout in order
 
 bench: $(INSTALLED)  ## the figures of the README: a table and one line of JSON; leave the machine alone meanwhile
 	$(BIN)/python -m deployments.bench $(ARGS)
+
+bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, a picture, one line of JSON
+	$(BIN)/python -m workers.bench_methods $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

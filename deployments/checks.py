@@ -12,6 +12,7 @@ from pathlib import Path
 from deployments.settings import Settings
 from drafter.base import DraftLimits
 from drafter.factory import DraftPlan, plan_drafter
+from drafter.options import DraftOptions, parse_layer_ids
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
@@ -40,8 +41,8 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     """
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
-    plan = plan_drafter(settings.draft_model, config)
     spec = engine_spec(settings)
+    plan = plan_drafter(spec.draft_model, config, spec.draft_options, path)
     longest = spec.engine_config(config).max_model_len
     if 0 < settings.kv_cache_tokens < longest:
         why = f"at least {longest}, or one request of max_model_len could not run"
@@ -54,10 +55,21 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
 
 
 def engine_spec(settings: Settings) -> EngineSpec:
-    """The settings as the engine's builder takes them."""
+    """The settings as the engine's builder takes them.
+
+    Raises:
+        BadSetting: options for drafting that make no sense, alone or together.
+    """
     return EngineSpec(
         model=settings.model,
         draft_model=settings.draft_model,
+        draft_options=DraftOptions(
+            growth=settings.draft_growth,
+            threshold=settings.draft_threshold,
+            decay=settings.draft_decay,
+            noise_ranking=settings.draft_noise_ranking,
+            layer_ids=parse_layer_ids(settings.draft_layer_ids),
+        ),
         limits=DraftLimits(settings.max_draft, settings.draft_top_k, settings.max_nodes),
         page_size=settings.page_size,
         num_pages=math.ceil(settings.kv_cache_tokens / settings.page_size),
@@ -67,5 +79,6 @@ def engine_spec(settings: Settings) -> EngineSpec:
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
         tensor_parallel=settings.tensor_parallel,
+        acceptance=settings.acceptance,
         threads=settings.threads or physical_cores(),
     )

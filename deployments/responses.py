@@ -28,15 +28,13 @@ Finish = Literal["stop", "length"]
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
-    """OpenAI's shape; a detail that is not known is left out."""
-    answer = CompletionUsage(
+    """OpenAI's shape."""
+    return CompletionUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
     )
-    if usage.cached_tokens is not None:
-        answer.prompt_tokens_details = PromptTokensDetails(cached_tokens=usage.cached_tokens)
-    return answer
 
 
 def event(answer: BaseModel) -> bytes:

@@ -67,7 +67,7 @@ class Generation:
 class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None  # None: not known, since a stop string ended the text before the verifier reported
+    cached_tokens: int
 
 
 class Piece(NamedTuple):
@@ -103,8 +103,8 @@ class Router:
                     if piece:
                         yield Piece(piece)
                     continue
-                cached = run.usage.cached_tokens if run.usage else None
-                yield Piece(piece, finish, Usage(len(request.prompt_ids), text.num_tokens, cached))
+                assert run.usage is not None, "an engine says with each run what was used"
+                yield Piece(piece, finish, Usage(len(request.prompt_ids), text.num_tokens, run.usage.cached_tokens))
                 return
         raise ApiError(500, "The model left this request unfinished.", code="failed")
 

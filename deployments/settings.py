@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from ray.serve.exceptions import RayServeException
 
 from workers.build import EngineSpec
+from workers.config import Acceptance
 
 SPEC = EngineSpec()  # whose defaults are everybody's
 
@@ -50,13 +51,23 @@ class Settings(BaseModel):
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
     draft_model: Word = SPEC.draft_model
-    """Who guesses: none (plain decoding), ngram, or the folder of an EAGLE-3 head."""
+    """Who guesses: none (plain decoding), ngram, or the folder of a draft network: a head or a small model."""
     max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
     """Draft length: the most tokens of a guess; 0 is plain decoding."""
     draft_top_k: Annotated[int, Field(ge=1, le=16)] = SPEC.limits.draft_top_k
     """Guesses kept at each node of a draft tree."""
     max_nodes: Annotated[int, Field(ge=0, le=128)] = SPEC.limits.max_nodes
     """Guesses in a draft tree altogether."""
+    draft_growth: Word = SPEC.draft_options.growth
+    """Shape of a draft network's trees: dynamic (the likeliest guesses) or static (EAGLE-1's)."""
+    draft_threshold: float = SPEC.draft_options.threshold
+    """Guesses less likely to be reached are left out; 0: none."""
+    draft_decay: float = SPEC.draft_options.decay
+    """Factor on a guess's rank for each level it lies deeper; 1: none."""
+    draft_noise_ranking: bool = SPEC.draft_options.noise_ranking
+    """Whether guesses at temperatures above 0 are ranked with the noise that draws the tokens."""
+    draft_layer_ids: Word = ""
+    """Layers after which an EAGLE-3 head reads the model's states, as in 2,15,27; "": what the head says."""
     page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
     """Tokens in a page of the KV cache."""
     kv_cache_tokens: Annotated[int, Field(ge=0, le=2**40)] = 0
@@ -71,6 +82,8 @@ class Settings(BaseModel):
     """Whether requests share the KV of equal prompt beginnings."""
     exact: bool = SPEC.exact
     """Whether a row's result never depends on its neighbours, which has a small price."""
+    acceptance: Acceptance = SPEC.acceptance
+    """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
     tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
     """Ranks that share the model, each in a process of its own."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads

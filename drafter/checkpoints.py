@@ -1,63 +1,68 @@
-"""Draft heads' files: which method a folder holds, its tensors under one set of names, the map of its vocabulary.
+"""Draft networks' files: what kind a folder holds, and its tensors under one set of names.
 
 EAGLE-3 heads come in four layouts (SafeAILab, SpecForge/SGLang, NVIDIA ModelOpt, speculators) that differ in names and
-keys, not in mathematics. Tensor names decide, since architecture strings say little. Knows no network. Everything is
-checked before a target is loaded, in one sentence each.
+keys, not in mathematics; EAGLE-1 and EAGLE-2 heads in one. Tensor names decide, since architecture strings say little.
+Knows no network. Everything is checked before a target is loaded, in one sentence each.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from drafter.head_config import Eagle3Config, read_eagle3_config
+from drafter.eagle_config import EagleConfig, read_eagle_config
+from drafter.head_config import Eagle3Config, HeadConfig, Shapes, read_eagle3_config
+from drafter.vocabulary import read_map
 from verifier.config import ModelConfig, read_json
 from verifier.errors import CheckpointError, ModelNotFound
-from verifier.weights import SAFETENSORS_DTYPES, SafetensorsFolder, TensorFiles, check_tensors
+from verifier.weights import SAFETENSORS_DTYPES, SafetensorsFolder, TensorFiles, check_tensors, held_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAPS = ("d2t", "t2d")
 DTYPES = (*SAFETENSORS_DTYPES, "I64", "I32", "BOOL", "U8")
+PICKLED = "pytorch_model.bin"
 # Rotary buffers, and a norm that layers after the first own and nobody reads.
 UNUSED = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|layers\.[1-9]\d*\.hidden_norm\.weight")
 
-logger = logging.getLogger(__name__)
+AnyConfig = TypeVar("AnyConfig", bound=HeadConfig, covariant=True)
 
 
-def is_head(folder: Path) -> bool:
-    """Whether a folder can hold a draft head at all."""
-    return (folder / "config.json").is_file()
-
-
-def detect(config: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The method that a checkpoint is for: eagle3, peagle, mla (EAGLE-3 over latent attention), eagle, medusa or other.
+def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
+    """What a checkpoint is: eagle3, eagle, medusa, model (a whole one), peagle, mla (EAGLE-3 over latent attention),
+    speculators (another method in that library's format) or other.
 
     Args:
-        names: canonical tensor names.
+        shapes: the tensors', by canonical name.
     """
     architecture = " ".join(config.get("architectures") or ())
-    if config.get("speculators_model_type") == "peagle" or "mask_hidden" in names or "PEagle" in architecture:
+    method = config.get("speculators_model_type")
+    if method == "peagle" or "mask_hidden" in shapes or "PEagle" in architecture:
         return "peagle"
-    if config.get("kv_lora_rank") or any(".kv_a_proj" in name for name in names):
+    if method not in (None, "eagle3"):
+        return "speculators"
+    if config.get("kv_lora_rank") or any(".kv_a_proj" in name for name in shapes):
         return "mla"
-    if config.get("medusa_num_heads") or any(re.match(r"\d+\.\d+\.|medusa_head\.", name) for name in names):
+    if config.get("medusa_num_heads") or any(re.match(r"\d+\.\d+\.|medusa_head\.", name) for name in shapes):
         return "medusa"
-    if "layers.0.hidden_norm.weight" in names:
+    if "layers.0.hidden_norm.weight" in shapes:
         return "eagle3"
-    if "fc.weight" in names and "lm_head.weight" not in names and "norm.weight" not in names:
-        return "eagle"
-    marks = (config.get("draft_vocab_size"), config.get("eagle_config"), "Eagle3" in architecture)
-    return "eagle3" if any(marks) else "other"
+    marks = (method, config.get("draft_vocab_size"), config.get("eagle_config"), "Eagle3" in architecture)
+    if any(marks):
+        return "eagle3"
+    if "fc.weight" in shapes:
+        rows, columns = shapes["fc.weight"]
+        return "eagle" if columns == 2 * rows and "lm_head.weight" not in shapes else "other"
+    return (
+        "model" if {"embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"} <= {*shapes} else "other"
+    )
 
 
 def canonical(name: str) -> str:
@@ -69,22 +74,16 @@ def canonical(name: str) -> str:
 
 
 class PickledTensors:
-    """A ``pytorch_model.bin``, unpickled as weights only: a file from the internet runs no code here.
+    """``pytorch_model.bin`` in one file or several, unpickled as weights only: a file from the internet runs no code.
 
     Raises:
-        CheckpointError: it holds anything but named tensors.
+        CheckpointError: one holds anything but named tensors.
     """
 
-    def __init__(self, path: Path) -> None:
-        import torch
-
-        try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except (UnpicklingError, RuntimeError, EOFError) as error:
-            raise CheckpointError(f"{path} cannot be read as a file of nothing but weights.") from error
-        if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
-            raise CheckpointError(f"{path} holds something else than named tensors.")
-        self._tensors: dict[str, Tensor] = tensors
+    def __init__(self, *paths: Path) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        for path in paths:
+            self._tensors |= _unpickle(path)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,72 +95,125 @@ class PickledTensors:
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def is_fp16(self, name: str) -> bool:
+        return str(self._tensors[name].dtype) == "torch.float16"
+
     def sample(self, name: str) -> bytes:
         flat = self._tensors[name].flatten()
         middle = flat[len(flat) // 2 :][:1024]
         return middle.double().numpy().tobytes()
 
 
-def _open_files(folder: Path) -> TensorFiles:
-    pickled = folder / "pytorch_model.bin"
-    if not (folder / "model.safetensors").is_file() and pickled.is_file():
-        return PickledTensors(pickled)
-    return SafetensorsFolder(folder, DTYPES)
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    import torch
+
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read as a file of nothing but weights.") from error
+    if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
+        raise CheckpointError(f"{path} holds something else than named tensors.")
+    return tensors
+
+
+def open_files(folder: Path) -> TensorFiles:
+    """Safetensors where there are any, else what is pickled.
+
+    Raises:
+        ModelNotFound, CheckpointError: there is neither, or a file is missing or damaged.
+    """
+    if any((folder / f"model.safetensors{suffix}").is_file() for suffix in ("", ".index.json")):
+        return SafetensorsFolder(folder, DTYPES)
+    index = folder / f"{PICKLED}.index.json"
+    if index.is_file():
+        paths = [folder / file for file in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        for path in paths:
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing, but {index.name} lists it.")
+        return PickledTensors(*paths)
+    if (folder / PICKLED).is_file():
+        return PickledTensors(folder / PICKLED)
+    raise ModelNotFound(f"{folder} has neither safetensors nor a {PICKLED}.")
+
+
+class DraftFolder:
+    """A folder with a draft network.
+
+    Attributes:
+        data: its config.json.
+        shapes: of its tensors, by canonical name.
+
+    Raises:
+        ModelNotFound: there is no config.json, or there are no weights.
+        CheckpointError: a file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"{path} is not a draft model's folder: it has no config.json.")
+        self.path = path
+        self.name = path.resolve().name
+        self.data = read_json(path / "config.json")
+        self._files = open_files(path)
+        self._names = {canonical(each): each for each in self._files.names}
+        self.shapes: Shapes = {
+            each: self._files.shape(stored) for each, stored in self._names.items() if not UNUSED.fullmatch(each)
+        }
+
+    @property
+    def kind(self) -> str:
+        """As `detect` says."""
+        return detect(self.data, self.shapes)
+
+    def tensor(self, name: str) -> Tensor:
+        """By canonical name, as saved."""
+        return self._files.tensor(self._names[name])
+
+    def held_bytes(self, names: Iterable[str]) -> int:
+        """As `verifier.weights.held_bytes`, by canonical name."""
+        return held_bytes(self._files, [self._names[name] for name in names])
+
+    def fingerprint(self, config: HeadConfig) -> str:
+        digest = hashlib.sha256(repr(config).encode())
+        for name in sorted(self._names):
+            digest.update(name.encode() + self._files.sample(self._names[name]))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class HeadCheckpoint:
-    """An EAGLE-3 head on disk that is known to fit its target."""
+class HeadCheckpoint(Generic[AnyConfig]):
+    """A head on disk.
 
-    config: Eagle3Config
-    name: str
-    _names: Mapping[str, str]  # canonical -> as stored
-    _files: TensorFiles
+    Raises:
+        CheckpointError: tensors are missing, unexpected or of the wrong shape, or the vocabulary's map is wrong.
+    """
 
-    @classmethod
-    def open(cls, folder: Path, target: ModelConfig, layer_ids: Sequence[int] | None = None) -> HeadCheckpoint:
-        """
-        Args:
-            layer_ids: boundary ids of the target's layers to read, instead of what the head says.
+    config: AnyConfig
+    folder: DraftFolder
 
-        Raises:
-            ModelNotFound: there is no head.
-            CheckpointError: it is of another kind, of the wrong width or vocabulary, damaged, or its map is wrong.
-        """
-        if not is_head(folder):
-            raise ModelNotFound(f"{folder} is not a draft head's folder: it has no config.json.")
-        data, files, name = read_json(folder / "config.json"), _open_files(folder), folder.resolve().name
-        names = {canonical(each): each for each in files.names}
-        shapes = {each: files.shape(stored) for each, stored in names.items() if not UNUSED.fullmatch(each)}
-        _refuse_others(detect(data, tuple(shapes)), name)
-        config = read_eagle3_config(data, shapes, target, name, layer_ids)
-        weights = {each: shape for each, shape in shapes.items() if each not in MAPS}
-        check_tensors(config.tensor_shapes(), weights, name)
-        head = cls(config, name, names, files)
-        assert len(head.target_ids)  # looked at now, so that a wrong map is found at the start
-        return head
+    def __post_init__(self) -> None:
+        weights = {name: shape for name, shape in self.folder.shapes.items() if name not in MAPS}
+        check_tensors(self.config.tensor_shapes(), weights, self.folder.name)
+        assert len(self.target_ids)  # looked at now, so that a wrong map is found at the start
 
     def num_bytes(self, num_slots: int) -> int:
-        """Memory at most: weights as fp32, and for each slot keys and values of the head and a fused feature."""
+        """Memory at most: weights, and for each slot keys and values of the head and a fused feature."""
         decoder = self.config.decoder
-        weights = sum(map(math.prod, self.config.tensor_shapes().values()))
         cache = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
-        return 4 * (weights + num_slots * (cache + decoder.hidden_size))
+        weights = self.folder.held_bytes(self.config.tensor_shapes())
+        return weights + 4 * num_slots * (cache + decoder.hidden_size)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor by canonical name, with or without ``model.`` before it, as saved."""
-        return self._files.tensor(self._names[name.removeprefix("model.")])
+        return self.folder.tensor(name.removeprefix("model."))
 
-    def has(self, name: str) -> bool:
-        return name in self._names
+    def optional(self, name: str) -> Tensor | None:
+        return self.tensor(name) if name in self.folder.shapes else None
 
     @cached_property
     def fingerprint(self) -> str:
         """Equal for equal heads that read equal layers."""
-        digest = hashlib.sha256(repr(self.config).encode())
-        for name in sorted(self._names):
-            digest.update(name.encode() + self._files.sample(self._names[name]))
-        return digest.hexdigest()
+        return self.folder.fingerprint(self.config)
 
     @cached_property
     def target_ids(self) -> Tensor:
@@ -170,78 +222,25 @@ class HeadCheckpoint:
         Raises:
             CheckpointError: the map is missing or wrong; names the tensor and the index.
         """
-        return read_map(
-            self.tensor("d2t") if self.has("d2t") else None,
-            self.tensor("t2d") if self.has("t2d") else None,
-            self.config,
-            self.name,
-        )
+        return read_map(self.optional("d2t"), self.optional("t2d"), self.config, self.folder.name)
 
 
-def _refuse_others(kind: str, name: str) -> None:
-    refused = {
-        "peagle": "is a P-EAGLE head, which drafts in parallel and is not supported",
-        "mla": "is an EAGLE-3 head with latent attention (MLA), which is not supported",
-        "eagle": "is an EAGLE-1 head, not an EAGLE-3 one",
-        "medusa": "has Medusa heads, not an EAGLE-3 one",
-        "other": "is not an EAGLE-3 head: it has neither a hidden_norm nor any key that says so",
-    }
-    if kind in refused:
-        raise CheckpointError(f"{name} {refused[kind]}.")
-
-
-def read_map(d2t: Tensor | None, t2d: Tensor | None, config: Eagle3Config, name: str) -> Tensor:
-    """Target ids ``[draft vocabulary]`` int64 from the stored offsets ``d2t`` and the mask ``t2d``.
-
-    ``d2t[i]`` is what is added to draft id i. A head over the target's whole vocabulary needs no map; ids that pad it
-    beyond the target's are left out.
+def open_eagle3(
+    folder: DraftFolder, target: ModelConfig, layer_ids: Sequence[int] = ()
+) -> HeadCheckpoint[Eagle3Config]:
+    """
+    Args:
+        layer_ids: boundary ids of the target's layers to read, instead of what the head says.
 
     Raises:
-        CheckpointError: a map is missing, or does not lead to different target ids in ascending order.
+        CheckpointError: it does not fit the target, is damaged or not supported; in one sentence.
     """
-    import torch
-
-    size, num_ids = config.draft_vocab_size, config.target_vocab_size
-    own = torch.arange(size)
-    if config.maps_all:
-        return own[:num_ids]
-    if d2t is None:
-        raise CheckpointError(f"{name} lacks d2t, the map of its {size} draft ids to the target's {num_ids}.")
-    if d2t.shape != (size,):
-        raise CheckpointError(f"{name}: d2t has shape {list(d2t.shape)}, but must have [{size}].")
-    offsets = d2t.long()
-    if not offsets.any():
-        raise CheckpointError(f"{name}: d2t is all zeros, so the map of its draft vocabulary was never saved.")
-    if _is_absolute(offsets, t2d, num_ids):
-        logger.warning("%s: d2t holds target ids rather than offsets; it is read as such.", name)
-        offsets = offsets - own
-    ids = own + offsets
-    _first(offsets < 0, f"{name}: d2t[{{}}] is negative, but offsets begin at 0 and never fall.")
-    _first(ids >= num_ids, f"{name}: d2t[{{}}] leads beyond the target's {num_ids} token ids.")
-    _first(ids.diff(prepend=ids.new_tensor([-1])) <= 0, f"{name}: d2t[{{}}] leads to a token id that is not new.")
-    if t2d is not None:
-        _check_mask(t2d, ids, config, name)
-    return ids
+    return HeadCheckpoint(read_eagle3_config(folder.data, folder.shapes, target, folder.name, layer_ids), folder)
 
 
-def _is_absolute(d2t: Tensor, t2d: Tensor | None, num_ids: int) -> bool:
-    """Whether these can only be ids: ascending ones that as offsets would lead out, and that t2d marks."""
-    ascending = bool((d2t.diff() > 0).all()) and int(d2t[0]) >= 0 and int(d2t[-1]) < num_ids
-    leads_out = int(d2t[-1]) + len(d2t) - 1 >= num_ids
-    return ascending and leads_out and t2d is not None and len(t2d) > int(d2t[-1]) and bool(t2d[d2t].bool().all())
-
-
-def _check_mask(t2d: Tensor, ids: Tensor, config: Eagle3Config, name: str) -> None:
-    if t2d.dim() != 1 or len(t2d) not in (config.vocab_size, config.target_vocab_size):
-        raise CheckpointError(f"{name}: t2d has shape {list(t2d.shape)}, but must have [{config.vocab_size}].")
-    _first(ids >= len(t2d), f"{name}: d2t[{{}}] leads beyond t2d.")
-    _first(~t2d.bool()[ids], f"{name}: d2t[{{}}] leads to a token id that t2d says is not in the draft vocabulary.")
-    marked = int(t2d.bool().sum())
-    if marked != len(ids):
-        raise CheckpointError(f"{name}: t2d marks {marked} token ids, but the draft vocabulary has {len(ids)}.")
-
-
-def _first(wrong: Tensor, sentence: str) -> None:
-    """Raises ``sentence`` with the first index at which ``wrong [n]`` is true."""
-    if wrong.any():
-        raise CheckpointError(sentence.format(int(wrong.int().argmax())))
+def open_eagle(folder: DraftFolder, target: ModelConfig) -> HeadCheckpoint[EagleConfig]:
+    """
+    Raises:
+        CheckpointError: it does not fit the target, is damaged or not supported; in one sentence.
+    """
+    return HeadCheckpoint(read_eagle_config(folder.data, folder.shapes, target, folder.name), folder)

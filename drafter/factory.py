@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.base import Drafter, NoDraft
-from drafter.checkpoints import HeadCheckpoint, is_head
+from drafter.checkpoints import DraftFolder
+from drafter.medusa_config import MedusaCheckpoint, is_medusa
+from drafter.networks import create_network_draft, plan_network
 from drafter.ngram import NgramDraft
+from drafter.options import DraftOptions
+from drafter.united import UnitedDraft
+from drafter.vocabulary import check_tokenizer
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
 
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
     from verifier.verifier import Verifier
 
 NAMES = ("none", "ngram")
+FOLDERS = "the folder of an EAGLE head, of Medusa heads or of a small model"
+DEFAULTS = DraftOptions()
 
 
 @dataclass(frozen=True)
@@ -23,36 +31,68 @@ class DraftPlan:
     """A drafter that is known to fit a model, before either is loaded."""
 
     name: str
-    head: HeadCheckpoint | None = None
-
-    def create(self, verifier: Verifier) -> Drafter:
-        """The drafter, for a verifier of that model."""
-        if self.head is None:
-            return create_drafter(self.name)
-        from drafter.eagle3 import Eagle3Draft
-
-        return Eagle3Draft.load(self.head, verifier)
-
-    def num_bytes(self, num_slots: int) -> int:
-        """Memory at most, beside a KV cache of ``num_slots`` tokens."""
-        return self.head.num_bytes(num_slots) if self.head else 0
+    create: Callable[[Verifier], Drafter]  # for a verifier of that model
+    num_bytes: Callable[[int], int] = lambda num_slots: 0  # memory at most, beside a KV cache of so many tokens
 
 
-def plan_drafter(name: str, target: ModelConfig) -> DraftPlan:
+def plan_drafter(
+    name: str, target: ModelConfig, options: DraftOptions = DEFAULTS, model: Path | None = None
+) -> DraftPlan:
     """
     Args:
-        name: "none", "ngram", or the folder of an EAGLE-3 head.
+        name: "none", "ngram", or the folder of a draft network, whose files say what it is. Several, joined by "+",
+            guess together; the options are then for those that are networks.
+        model: the target's folder or GGUF file, to compare tokenizers.
 
     Raises:
-        BadSetting: no drafter has that name, and there is no such folder.
-        CheckpointError: the folder's head does not fit the target, or is damaged.
+        BadSetting: no drafter has that name, and there is no such folder; or an option has no use for it; or some that
+            are joined cannot be.
+        CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
     if name in NAMES:
-        return DraftPlan(name)
-    folder = Path(name).expanduser()
-    if not is_head(folder):
-        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or the folder of an EAGLE-3 head")
-    return DraftPlan(name, HeadCheckpoint.open(folder, target))
+        options.refuse_all(because=f"{name} is no draft network")
+        return DraftPlan(name, lambda verifier: create_drafter(name))
+    path = Path(name).expanduser()
+    if is_medusa(path):
+        plan = _plan_medusa(path, target, options)
+    elif (path / "config.json").is_file():
+        plan = _plan_network(path, target, options)
+    elif "+" in name:
+        return _plan_united(name, target, options, model)
+    else:
+        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}, or several joined by +")
+    if model is not None:
+        check_tokenizer(path, model, path.resolve().name, target.name)
+    return plan
+
+
+def _plan_united(name: str, target: ModelConfig, options: DraftOptions, model: Path | None) -> DraftPlan:
+    parts = sorted(part.strip() for part in name.split("+"))
+    if len(set(parts)) < len(parts) or "none" in parts:
+        raise BadSetting("draft_model", name, "made of drafters that guess, each of them once")
+    plans = [plan_drafter(part, target, DEFAULTS if part in NAMES else options, model) for part in parts]
+
+    def create(verifier: Verifier) -> Drafter:
+        return UnitedDraft({plan.name: plan.create(verifier) for plan in plans}, verifier.config.vocab_size)
+
+    return DraftPlan("+".join(parts), create, lambda num_slots: sum(plan.num_bytes(num_slots) for plan in plans))
+
+
+def _plan_medusa(path: Path, target: ModelConfig, options: DraftOptions) -> DraftPlan:
+    checkpoint = MedusaCheckpoint.open(path, target)
+    options.refuse("layer_ids", because=f"{checkpoint.name} has Medusa heads, which read no layers of choice")
+
+    def create(verifier: Verifier) -> Drafter:
+        from drafter.medusa import MedusaDraft
+
+        return MedusaDraft.load(checkpoint, verifier, options)
+
+    return DraftPlan(str(path), create, checkpoint.num_bytes)
+
+
+def _plan_network(path: Path, target: ModelConfig, options: DraftOptions) -> DraftPlan:
+    plan = plan_network(DraftFolder(path), target, options)
+    return DraftPlan(str(path), lambda verifier: create_network_draft(plan, verifier, options), plan.num_bytes)
 
 
 def create_drafter(name: str) -> Drafter:

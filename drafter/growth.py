@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from drafter.base import DraftLimits
+from drafter.options import DraftOptions
 from drafter.scored import UNKNOWN_SHARE, ScoredTree
 from verifier.errors import BadSetting
 from verifier.tree import TokenTree
@@ -89,6 +90,7 @@ class Growth(Protocol):
     """A tree in the making. Whoever drives many at once merges their frontiers into one call of a source."""
 
     num_guesses: int
+    max_expanded: int  # nodes below the root that are expanded at most
 
     @property
     def frontier(self) -> Sequence[GrowthNode]:
@@ -109,10 +111,27 @@ def grow(growth: Growth, source: Source) -> ScoredTree:
     return growth.build()
 
 
+def create_growth(root: int, limits: DraftLimits, options: DraftOptions) -> Growth:
+    """As a network's options ask."""
+    if options.growth == "static":
+        return StaticGrowth(root, EAGLE_TREE, limits)
+    return BestFirstGrowth(root, limits, threshold=options.threshold, decay=options.decay)
+
+
+# EAGLE-1's tree of 25 nodes (Li et al., 2024, https://arxiv.org/abs/2401.15077), as its authors' code has it.
+EAGLE_TREE = (
+    *((0,), (1,), (2,), (3,)),
+    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+)
+
+
 class StaticGrowth:
     """EAGLE-1 and Medusa: a shape fixed beforehand, given as paths of ranks, such as ``[0], [1], [0, 0]``.
 
-    ``[0, 2]`` is the third-best child of the best child of the root. Paths beyond the limits are left out.
+    ``[0, 2]`` is the third-best child of the best child of the root. Paths beyond the limits are left out. Of more than
+    ``max_nodes`` those stay that would be the likeliest if a best child had probability 1/2, the second 1/8, and so on.
 
     Raises:
         BadSetting: a path whose parent is not among the paths.
@@ -124,10 +143,12 @@ class StaticGrowth:
             if len(path) > 1 and path[:-1] not in shape:
                 raise BadSetting("choices", path, f"below a path that is there, and {path[:-1]} is not")
         fitting = [path for path in shape if len(path) <= limits.max_draft and max(path) < limits.draft_top_k]
+        likeliest = sorted(fitting, key=lambda path: len(path) + 2 * sum(path))[: limits.max_nodes]
         self._ranks: dict[tuple[int, ...], list[int]] = {}  # of each path: the ranks of its children, ascending
-        for path in fitting[: limits.max_nodes]:
+        for path in sorted(likeliest):
             self._ranks.setdefault(path[:-1], []).append(path[-1])
         self.num_guesses = limits.draft_top_k
+        self.max_expanded = max(0, len(self._ranks) - 1)
         self._nodes = [GrowthNode(0, -1, root, 0, 0.0)]
         self._paths: list[tuple[int, ...]] = [()]
         self.frontier = self._nodes[:] if self._ranks else []
@@ -154,11 +175,18 @@ class BestFirstGrowth:
     ``draft_top_k`` best children of a level are expanded next, and at the end the ``max_nodes`` best of the pool are
     kept, ordered by (score falling, depth, number). Scores fall along a path and equals go to the shallower node, so
     that what is kept is closed under parents.
+
+    Args:
+        threshold: guesses whose paths are less likely than this are left out at once, with all below them.
+        decay: factor on a node's score for each level, where nodes of different levels are compared; at most 1.
     """
 
-    def __init__(self, root: int, limits: DraftLimits) -> None:
+    def __init__(self, root: int, limits: DraftLimits, *, threshold: float = 0.0, decay: float = 1.0) -> None:
         self.num_guesses = limits.draft_top_k
+        self.max_expanded = 0 if limits.off else min(limits.draft_top_k, limits.max_nodes - 1) * (limits.max_draft - 1)
         self._limits = limits
+        self._least = math.log(threshold) if threshold else -math.inf
+        self._log_decay = math.log(decay)
         self._pool = [GrowthNode(0, -1, root, 0, 0.0)]  # by number
         self._best: list[GrowthNode] = []  # the max_nodes best of the pool, best first
         self.frontier = [] if limits.off else self._pool[:]
@@ -167,9 +195,11 @@ class BestFirstGrowth:
         first_new = len(self._pool)
         for parent, row in zip(self.frontier, guesses, strict=True):
             for token, log_prob in _distinct(row)[: self._limits.draft_top_k]:
-                self._pool.append(_child(parent, len(self._pool), token, log_prob))
-        level = sorted(self._pool[first_new:], key=_rank)
-        self._best = sorted(self._best + level, key=_rank)[: self._limits.max_nodes]
+                child = _child(parent, len(self._pool), token, log_prob)
+                if child.log_prob >= self._least:
+                    self._pool.append(child)
+        level = sorted(self._pool[first_new:], key=self._rank)
+        self._best = sorted(self._best + level, key=self._rank)[: self._limits.max_nodes]
         self.frontier = self._next_frontier(level)
 
     def build(self) -> ScoredTree:
@@ -183,6 +213,9 @@ class BestFirstGrowth:
         hopeful = set(self._best[: self._limits.max_nodes - 1])
         return [node for node in level[: self._limits.draft_top_k] if node in hopeful]
 
+    def _rank(self, node: GrowthNode) -> tuple[float, int, int]:
+        return -(node.log_prob + node.depth * self._log_decay), node.depth, node.number
+
 
 def _scored(nodes: Sequence[GrowthNode]) -> ScoredTree:
     """Of the root and nodes in order of their numbers."""
@@ -191,10 +224,6 @@ def _scored(nodes: Sequence[GrowthNode]) -> ScoredTree:
     parents = [place[node.parent] for node in nodes[1:]]
     shares = [math.exp(node.log_prob - nodes[parent].log_prob) for node, parent in zip(nodes[1:], parents, strict=True)]
     return ScoredTree(TokenTree(tuple(node.token for node in nodes), (-1, *parents)), (1.0, *shares))
-
-
-def _rank(node: GrowthNode) -> tuple[float, int, int]:
-    return -node.log_prob, node.depth, node.number
 
 
 def _child(parent: GrowthNode, number: int, token: int, log_prob: float) -> GrowthNode:

@@ -1,4 +1,5 @@
-"""What an EAGLE-3 head looks like: the spellings of SafeAILab, SpecForge, ModelOpt and speculators as one set of flags.
+"""What a draft head looks like, an EAGLE-3 one above all: the spellings of SafeAILab, SpecForge, ModelOpt and
+speculators as one set of flags.
 
 Knows config keys, tensor names and shapes, and refuses what would draft wrongly. Knows no tensors' contents. Sources:
 the loaders of SafeAILab/EAGLE (``cnets.py``), vLLM (``llama_eagle3.py``), SGLang and vllm-project/speculators.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,34 +25,43 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Config:
-    """One head for one target. ``decoder`` is the head's own decoder; its vocab_size is the target's."""
+class HeadConfig(ABC):
+    """One head for one target."""
 
-    decoder: ModelConfig
-    target_hidden_size: int
+    decoder: ModelConfig  # the head's own; its vocab_size is the target's
     target_vocab_size: int
-    layer_ids: tuple[int, ...]  # boundary ids of the target's tapped layers, ascending
-    fuses_layers: bool  # False: it reads the target's last hidden state after the final norm, and there is no fc
-    norm_before_residual: bool  # the residual stream starts from the normed hidden state
-    norm_before_fc: bool
-    fc_norm: bool  # a norm for each tapped layer
-    norm_output: bool  # the hidden state that is fed back is the one after the final norm
     vocab_size: int  # what the head was made for: the target's, give or take padding
     draft_vocab_size: int
     has_embedding: bool  # of its own; otherwise it uses the target's
-    has_output: bool  # likewise
 
-    @property
-    def fused_width(self) -> int:
-        return len(self.layer_ids) * self.target_hidden_size
+    @abstractmethod
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight by canonical name; the maps d2t and t2d are looked at apart."""
 
     @property
     def maps_all(self) -> bool:
         """Whether draft ids are target ids, so that no map is needed."""
         return self.draft_vocab_size >= min(self.vocab_size, self.target_vocab_size)
 
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config(HeadConfig):
+    """Flags that set EAGLE-3 heads apart."""
+
+    target_hidden_size: int
+    layer_ids: tuple[int, ...]  # boundary ids of the target's tapped layers, ascending
+    fuses_layers: bool  # False: it reads the target's last hidden state after the final norm, and there is no fc
+    norm_before_residual: bool  # the residual stream starts from the normed hidden state
+    norm_before_fc: bool
+    fc_norm: bool  # a norm for each tapped layer
+    norm_output: bool  # the hidden state that is fed back is the one after the final norm
+    has_output: bool  # of its own; otherwise it uses the target's
+
+    @property
+    def fused_width(self) -> int:
+        return len(self.layer_ids) * self.target_hidden_size
+
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by canonical name; the maps d2t and t2d are looked at apart."""
         width = self.decoder.hidden_size
         shapes = {name.removeprefix("model."): shape for name, shape in self.decoder.tensor_shapes().items()}
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -73,27 +84,22 @@ class Eagle3Config:
 
 
 def read_eagle3_config(
-    data: Mapping[str, Any], shapes: Shapes, target: ModelConfig, name: str, layer_ids: Sequence[int] | None = None
+    data: Mapping[str, Any], shapes: Shapes, target: ModelConfig, name: str, layer_ids: Sequence[int] = ()
 ) -> Eagle3Config:
     """
     Args:
         data: the head's config.json.
         shapes: its tensors' by canonical name.
-        layer_ids: boundary ids of the tapped layers, instead of what the config says.
+        layer_ids: boundary ids of the tapped layers, instead of what the config says; none: as that says.
 
     Raises:
         CheckpointError: it is no head for this target, or one that is not supported; in one sentence.
     """
     nested = data.get("eagle_config") or {}
     body = data.get("transformer_layer_config") or data
-    decoder = _decoder(body, shapes, target, name)
+    decoder = read_decoder(body, shapes, target, name)
     fuses_layers = bool(nested.get("use_aux_hidden_state", data.get("use_aux_hidden_state", True)))
-    vocab_size = body.get("vocab_size") or target.vocab_size
-    if abs(vocab_size - target.vocab_size) > MAX_PADDING:
-        raise CheckpointError(
-            f"{name} was made for a vocabulary of {vocab_size} tokens, but that of {target.name} has "
-            f"{target.vocab_size}."
-        )
+    vocab_size = check_vocab_size(body.get("vocab_size"), target, name)
     own_rows = shapes["lm_head.weight"][0] if "lm_head.weight" in shapes else vocab_size
 
     def flag(key: str, default: bool) -> bool:
@@ -143,12 +149,28 @@ def _check_fit(config: Eagle3Config, shapes: Shapes, target: ModelConfig, name: 
         raise CheckpointError(f"{name} lacks lm_head.weight for its draft vocabulary of {config.draft_vocab_size}.")
 
 
-def _decoder(body: Mapping[str, Any], shapes: Shapes, target: ModelConfig, name: str) -> ModelConfig:
+def check_vocab_size(vocab_size: int | None, target: ModelConfig, name: str) -> int:
+    """What a draft network was made for; by default the target's.
+
+    Raises:
+        CheckpointError: it differs from the target's by more than padding.
+    """
+    vocab_size = vocab_size or target.vocab_size
+    if abs(vocab_size - target.vocab_size) > MAX_PADDING:
+        raise CheckpointError(
+            f"{name} was made for a vocabulary of {vocab_size} tokens, but that of {target.name} has "
+            f"{target.vocab_size}."
+        )
+    return vocab_size
+
+
+def read_decoder(body: Mapping[str, Any], shapes: Shapes, target: ModelConfig, name: str) -> ModelConfig:
     """The head's layers as an ordinary decoder; how many there are, and their biases, is read off the tensors."""
     layers = {int(match[1]) for tensor in shapes if (match := re.match(r"layers\.(\d+)\.", tensor))}
     if not layers:
-        raise CheckpointError(f"{name} has no decoder layer, so it is not an EAGLE-3 head.")
+        raise CheckpointError(f"{name} has no decoder layer, so it is no draft head.")
     attention = "layers.0.self_attn."
+    has_bias = bool(body.get("attention_bias") or body.get("qkv_bias"))
     has_head_norms = f"{attention}q_norm.weight" in shapes
     settings = {
         **body,
@@ -164,7 +186,7 @@ def _decoder(body: Mapping[str, Any], shapes: Shapes, target: ModelConfig, name:
     }
     return replace(
         ModelConfig.from_hf(settings),
-        attention_bias=bool(body.get("attention_bias")) or f"{attention}q_proj.bias" in shapes,
+        attention_bias=has_bias or f"{attention}q_proj.bias" in shapes,
         output_bias=f"{attention}o_proj.bias" in shapes,
         mlp_bias="layers.0.mlp.down_proj.bias" in shapes,
     )
@@ -184,7 +206,7 @@ def _head_dim(body: Mapping[str, Any], shapes: Shapes, name: str) -> int:
 
 
 def _layer_ids(
-    data: Mapping[str, Any], nested: Mapping[str, Any], target: ModelConfig, name: str, override: Sequence[int] | None
+    data: Mapping[str, Any], nested: Mapping[str, Any], target: ModelConfig, name: str, override: Sequence[int]
 ) -> tuple[int, ...]:
     """Boundary ids: the residual stream after that many layers. Explicit ids come in two conventions.
 
@@ -194,7 +216,7 @@ def _layer_ids(
     last = target.num_layers
     top, inner = data.get("eagle_aux_hidden_state_layer_ids"), nested.get("eagle_aux_hidden_state_layer_ids")
     top = top or nested.get("layer_ids")
-    if override is not None:
+    if override:
         ids, origin = tuple(override), "as asked"
     elif top:
         ids, origin = tuple(top), "as its config says"

@@ -1,35 +1,39 @@
 """Prompt lookup: what followed the last few tokens when they stood in the text before.
 
-Knows ids alone, no model and no probabilities. In the literature: prompt lookup decoding, n-gram speculation.
+Knows ids alone and no model; its probabilities are counts. In the literature: prompt lookup decoding, n-gram
+speculation.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 
 from drafter.base import DraftRequest, InstantDraft
-from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
 from verifier.errors import BadSetting
+from verifier.tree import TokenTree
 
-MAX_OCCURRENCES = 32  # looked at for one tree; bounds the time a step takes in repetitive text
+MAX_OCCURRENCES = 16  # looked at for one tree; bounds the time a step takes in repetitive text
+MAX_MATCHED_TOKENS = 16  # a text that was copied so far will most likely be copied on
 MAX_INDEXED_TOKENS = 32_768  # of one sequence; when it is longer, the older half is forgotten
 MAX_SEQUENCES = 1_024  # the one used longest ago is forgotten
 _CHECKED_TOKENS = 16
 
 
 class NgramDraft(InstantDraft):
-    """Proposes what followed the longest suffix, of ``max_n`` down to ``min_n`` tokens, that occurred before.
+    """Proposes what followed the suffixes of ``max_n`` down to ``min_n`` tokens where they occurred before.
 
-    The most recent occurrence comes first and gives a chain; other continuations branch off as far as the limits allow.
+    Every occurrence votes for what followed it, with a weight that grows with the number of tokens it matches; the
+    token's share is its part of the votes, one more vote being for something new. A child's voters are those of its
+    parent that went on to it, and have matched one token more by then.
 
     Raises:
         BadSetting: not 1 <= min_n <= max_n.
     """
 
-    def __init__(self, min_n: int = 2, max_n: int = 4) -> None:
+    def __init__(self, min_n: int = 1, max_n: int = 4) -> None:
         super().__init__()
         if min_n < 1:
             raise BadSetting("min_n", min_n, "1 or more")
@@ -41,12 +45,10 @@ class NgramDraft(InstantDraft):
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         index = self._index(request.sequence, request.ids)
-        builder = TreeBuilder(request.ids[-1], request.limits)
-        for end in islice(index.occurrences(), MAX_OCCURRENCES):
-            builder.add_path(index.continuation(end, request.limits.max_draft))
-            if builder.is_full:
-                break
-        return builder.build()
+        ballot = _Ballot(request.ids[-1])
+        for end, num_matched in islice(index.occurrences(), MAX_OCCURRENCES):
+            ballot.vote(index.continuation(end, request.limits.max_draft), num_matched)
+        return ballot.count().likeliest(request.limits.max_nodes, request.limits.draft_top_k)
 
     def close(self, sequence: int) -> None:
         self._indexes.pop(sequence, None)
@@ -67,6 +69,40 @@ class NgramDraft(InstantDraft):
         if len(self._indexes) > MAX_SEQUENCES:
             self._indexes.popitem(last=False)
         return index
+
+
+class _Ballot:
+    """All the paths that occurrences go on along, with their votes."""
+
+    def __init__(self, root: int) -> None:
+        self._tokens = [root]
+        self._parents = [-1]
+        self._votes = [0.0]  # for each node
+        self._cast = [0.0]  # for any child of each node
+        self._children: dict[tuple[int, int], int] = {}  # by parent and token
+
+    def vote(self, path: Iterable[int], num_matched: int) -> None:
+        node = 0
+        for num_tokens, token in enumerate(path, start=num_matched):
+            # Made of a rough fit: over texts of a small chat model, a single occurrence that matches m tokens is right
+            # in 0.22, 0.49, 0.60, 0.67, 0.73 of the cases for m = 1 to 5, and in 0.97 for 16 and more.
+            weight = min(num_tokens, MAX_MATCHED_TOKENS) ** 2 / 5
+            self._cast[node] += weight
+            node = self._child(node, token)
+            self._votes[node] += weight
+
+    def count(self) -> ScoredTree:
+        shares = [votes / (1 + self._cast[parent]) for votes, parent in zip(self._votes, self._parents, strict=True)]
+        return ScoredTree(TokenTree(tuple(self._tokens), tuple(self._parents)), (1.0, *shares[1:]))
+
+    def _child(self, parent: int, token: int) -> int:
+        node = self._children.setdefault((parent, token), len(self._tokens))
+        if node == len(self._tokens):
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._votes.append(0.0)
+            self._cast.append(0.0)
+        return node
 
 
 class _Index:
@@ -101,17 +137,28 @@ class _Index:
                     self._last_end[ngram] = end
                 previous_ends.append(previous)
 
-    def occurrences(self) -> Iterator[int]:
-        """Ends of the longest suffix that occurred before, where it did, the latest first."""
+    def occurrences(self) -> Iterator[tuple[int, int]]:
+        """Ends of suffixes where they occurred before, and how many tokens match there: the longest n-grams first, of
+        equals the latest.
+        """
+        seen: set[int] = set()
         for n in sorted(self._previous_ends, reverse=True):
             previous_ends = self._previous_ends[n]
             end = previous_ends[-1]
-            if end:
-                while end:
-                    yield end
-                    end = previous_ends[end]
-                return
+            while end:
+                if end not in seen:
+                    seen.add(end)
+                    yield end, self._num_matched(end, n)
+                end = previous_ends[end]
 
     def continuation(self, end: int, num_tokens: int) -> list[int]:
         """What follows ``end``. Where the text itself ends, what followed once is taken to follow again."""
         return list(islice(cycle(self.ids[end : end + num_tokens]), num_tokens))
+
+    def _num_matched(self, end: int, num_known: int) -> int:
+        """How many tokens up to ``end`` are those up to the end of the text, at most `MAX_MATCHED_TOKENS`."""
+        ids, last = self.ids, len(self.ids)
+        num = num_known
+        while num < min(end, MAX_MATCHED_TOKENS) and ids[end - 1 - num] == ids[last - 1 - num]:
+            num += 1
+        return num

@@ -5,6 +5,7 @@ Knows tokens and probabilities. Knows nothing of where either came from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,10 +60,25 @@ class ScoredTree:
         """The root and the ``num_guesses`` guesses likeliest to be reached, in their order here."""
         if num_guesses >= len(self.tree) - 1:
             return self
-        kept = sorted(self.ranking[: num_guesses + 1])
-        place = {node: index for index, node in enumerate(kept)}
+        return self._of(sorted(self.ranking[: num_guesses + 1]))
+
+    def likeliest(self, num_guesses: int, branching: int) -> ScoredTree:
+        """As `best`, but the likeliest comes first, and of siblings the ``branching`` likeliest stay at most."""
+        kept = [0]
+        num_children = {0: 0}  # of the nodes kept
+        for node in self.ranking[1:]:
+            parent = self.tree.parents[node]
+            if num_children.get(parent, branching) < branching and len(kept) <= num_guesses:
+                num_children[parent] += 1
+                num_children[node] = 0
+                kept.append(node)
+        return self._of(kept)
+
+    def _of(self, nodes: Sequence[int]) -> ScoredTree:
+        """The tree of these nodes, every one after its parent."""
+        place = {node: index for index, node in enumerate(nodes)}
         tree = TokenTree(
-            tokens=tuple(self.tree.tokens[node] for node in kept),
-            parents=(-1, *(place[self.tree.parents[node]] for node in kept[1:])),
+            tokens=tuple(self.tree.tokens[node] for node in nodes),
+            parents=(-1, *(place[self.tree.parents[node]] for node in nodes[1:])),
         )
-        return ScoredTree(tree, tuple(self.shares[node] for node in kept))
+        return ScoredTree(tree, tuple(self.shares[node] for node in nodes))

@@ -64,6 +64,7 @@ class FakeVerifier:
 
     Attributes:
         plans: every plan, for tests to look at.
+        page_copies: every page copy.
         on_forward: called before each forward pass; may raise.
         closed: whether it was let go.
     """
@@ -76,6 +77,7 @@ class FakeVerifier:
         self.max_rows = max_rows
         self.slots = [-1] * (num_pages * page_size)
         self.plans: list[StepPlan] = []
+        self.page_copies: list[tuple[int, int]] = []
         self.closed = False
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
 
@@ -83,7 +85,6 @@ class FakeVerifier:
         assert plan.num_rows <= self.max_rows, "more rows than the verifier takes"
         self.on_forward(plan)
         self.plans.append(plan)
-        self.copy_pages(plan.page_copies)
         written = [slot for segment in plan.segments for slot in self._new_slots(segment)]
         assert len(set(written)) == len(written), "two rows write to the same slot"
         logits = [self._run(segment) for segment in plan.segments]
@@ -93,6 +94,9 @@ class FakeVerifier:
         assert len(set(targets)) == len(targets) == len(sources)
         for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
             self.slots[target] = state
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return FakeFeatures(self)
@@ -110,10 +114,11 @@ class FakeVerifier:
         scored = [_logits(state) for state in states[segment.scored_from :]]
         return torch.stack(scored) if scored else torch.empty(0, VOCAB_SIZE)
 
-    def copy_pages(self, page_copies: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.page_copies += pairs
         size = self.page_size
-        pages = {target: self.slots[source * size : (source + 1) * size] for source, target in page_copies}
-        assert len(pages) == len(page_copies), "a page is copied over twice"
+        pages = {target: self.slots[source * size : (source + 1) * size] for source, target in pairs}
+        assert len(pages) == len(pairs), "a page is copied over twice"
         for target, states in pages.items():
             self.slots[target * size : (target + 1) * size] = states
 

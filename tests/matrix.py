@@ -14,13 +14,14 @@ from typing import Any
 from drafter.base import Drafter, DraftLimits, InstantDraft, NoDraft
 from drafter.ngram import NgramDraft
 from drafter.scripted import Anti, Bushy, FixedIds, Mixed, Oracle
+from drafter.united import UnitedDraft
 from tests.fakes import RecordingDrafter
 from verifier.sampling import SamplingParams
 from workers.engine import Engine, EngineConfig, StepRunner
 from workers.sequence import Request
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "drafter": ("none", "oracle", "anti", "fixed", "mixed", "ngram"),
+    "drafter": ("none", "oracle", "anti", "fixed", "mixed", "ngram", "united"),
     "bushy": (False, True),
     "batch": (1, 6),
     "page_size": (1, 4, 16, 32),
@@ -104,10 +105,16 @@ def make_drafter(
         "mixed": lambda: Mixed(continuation, 0.7, vocab_size=vocab_size),
         "ngram": lambda: NgramDraft(1, 3),
     }
+
+    def create(name: str) -> InstantDraft:
+        drafter = guessing[name]()
+        return Bushy(drafter, vocab_size=vocab_size) if case.bushy else drafter
+
     if case.drafter == "none":
         return NoDraft()
-    drafter = guessing[case.drafter]()
-    return Bushy(drafter, vocab_size=vocab_size) if case.bushy else drafter
+    if case.drafter == "united":
+        return UnitedDraft({name: create(name) for name in ("mixed", "anti", "ngram")}, vocab_size)
+    return create(case.drafter)
 
 
 def check(

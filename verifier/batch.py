@@ -32,10 +32,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass. ``page_copies`` (source, target) are done before it: copy-on-write."""
+    """One forward pass."""
 
     segments: tuple[Segment, ...]
-    page_copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -48,3 +47,10 @@ class Moves:
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Copy-on-write: whole pages, (source, target) each."""
+
+    pairs: tuple[tuple[int, int], ...]

@@ -1,9 +1,10 @@
 """What rank 0 tells the others, as plain integers.
 
-    plan   1, segments, copies, then for each copy: source, target; for each segment: start, scored from, tapped, nodes,
-           pages, the nodes' tokens, their parents, the page ids
-    moves  2, moves, sources, targets
-    beat   3        stop   4
+    plan    1, segments, then for each: start, scored from, tapped, nodes, pages, the nodes' tokens, their parents, the
+            page ids
+    moves   2, moves, the sources, the targets
+    copies  3, copies, the sources, the targets
+    beat    4        stop  5
 
 Knows the shape of plans. Knows no collectives.
 """
@@ -14,20 +15,20 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import islice
 
-from verifier.batch import Moves, Segment, StepPlan
+from verifier.batch import Moves, PageCopies, Segment, StepPlan
 from verifier.tree import TokenTree
 
-PLAN, MOVES = 1, 2
+PLAN, MOVES, COPIES = 1, 2, 3
 
 
 class Signal(Enum):
     """What is said beside the work itself."""
 
-    BEAT = 3  # is everybody there?
-    STOP = 4  # nothing more will come
+    BEAT = 4  # is everybody there?
+    STOP = 5  # nothing more will come
 
 
-Command = StepPlan | Moves | Signal
+Command = StepPlan | Moves | PageCopies | Signal
 
 
 def encode(command: Command) -> list[int]:
@@ -36,10 +37,10 @@ def encode(command: Command) -> list[int]:
             return [command.value]
         case Moves(sources, targets):
             return [MOVES, len(sources), *sources, *targets]
-        case StepPlan(segments, page_copies):
-            numbers = [PLAN, len(segments), len(page_copies)]
-            for pair in page_copies:
-                numbers += pair
+        case PageCopies(pairs):
+            return [COPIES, len(pairs), *(source for source, _ in pairs), *(target for _, target in pairs)]
+        case StepPlan(segments):
+            numbers = [PLAN, len(segments)]
             for segment in segments:
                 tree, pages = segment.tree, segment.pages
                 numbers += (segment.start, segment.scored_from, segment.tapped, len(tree), len(pages))
@@ -54,16 +55,16 @@ def decode(numbers: Sequence[int]) -> Command:
         return tuple(islice(stream, count))
 
     (kind,) = take(1)
-    if kind == MOVES:
-        (count,) = take(1)
-        return Moves(take(count), take(count))
-    if kind != PLAN:
+    if kind not in (PLAN, MOVES, COPIES):
         return Signal(kind)
-    num_segments, num_copies = take(2)
-    copies = tuple((source, target) for source, target in (take(2) for _ in range(num_copies)))
+    (count,) = take(1)
+    if kind == MOVES:
+        return Moves(take(count), take(count))
+    if kind == COPIES:
+        return PageCopies(tuple(zip(take(count), take(count), strict=True)))
     segments = []
-    for _ in range(num_segments):
+    for _ in range(count):
         start, scored_from, tapped, num_nodes, num_pages = take(5)
         tree = TokenTree(take(num_nodes), take(num_nodes))
         segments.append(Segment(start, tree, take(num_pages), scored_from, bool(tapped)))
-    return StepPlan(tuple(segments), copies)
+    return StepPlan(tuple(segments))

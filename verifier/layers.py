@@ -24,6 +24,13 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+class NoNorm:
+    """Where others have a norm."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
 @dataclass(frozen=True)
 class GatedMLP:
     """``down(silu(gate(x)) * up(x))`` with gate and up merged."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from verifier.batch import Moves, StepPlan
+from verifier.batch import Moves, PageCopies, StepPlan
 from verifier.commands import Command, Signal, decode, encode
 from verifier.errors import RankLost
 from verifier.ranks import Ranks
@@ -169,6 +169,8 @@ class Executes(Protocol):
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
 
 def follow(ranks: Ranks, verifier: Executes, *, limit_s: float = STEP_S, idle_s: float = IDLE_S) -> None:
     """A follower's whole life after loading: does what rank 0 does, until that says stop.
@@ -184,6 +186,8 @@ def follow(ranks: Ranks, verifier: Executes, *, limit_s: float = STEP_S, idle_s:
                 verifier.forward(command)
             case Moves(sources, targets):
                 verifier.move(sources, targets)
+            case PageCopies(pairs):
+                verifier.copy_pages(pairs)
             case Signal.BEAT:
                 _everybody_is_there(ranks)
 

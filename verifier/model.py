@@ -18,14 +18,14 @@ from torch import Tensor
 from verifier.attention import Attention
 from verifier.attention.layout import RowLayout
 from verifier.config import ModelConfig
-from verifier.layers import GatedMLP, RMSNorm, Rotary
+from verifier.layers import GatedMLP, NoNorm, RMSNorm, Rotary
 from verifier.linear import Linear
 from verifier.pool import PagePool
 from verifier.ranks import ALONE, Ranks
 from verifier.shard import Shard
-from verifier.weights import Checkpoint
+from verifier.weights import EMBEDDING, Checkpoint
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 
 Rotation = Callable[[Tensor], Tensor]  # heads [rows, any, head_dim] turned by their rows' positions
 
@@ -42,7 +42,7 @@ class DecoderLayer:
 
     config: ModelConfig  # of what this rank computes
     window: int | None
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | NoNorm
     qkv: Linear
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
@@ -50,6 +50,12 @@ class DecoderLayer:
     mlp_norm: RMSNorm
     mlp: GatedMLP
     ranks: Ranks = ALONE
+
+    def __call__(
+        self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
+    ) -> Tensor:
+        """Hidden states ``[rows, hidden]`` to those after the layer; otherwise as `attend`."""
+        return self.finish(x, self.attend(self.attention_norm(x), rotate, layout, keys, values, attention))
 
     def attend(
         self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
@@ -99,7 +105,7 @@ class Model:
         self._rotary = Rotary(config)
         own_rows = shard.tensor(EMBEDDING)
         self._own_embedding = own_rows.float()  # [a rank's part of the vocabulary, hidden]
-        self.layers = [load_layer(shard.config, shard, index, ranks) for index in range(config.num_layers)]
+        self.layers = [load_layer(shard.config, shard, index, ranks=ranks) for index in range(config.num_layers)]
         self.norm = RMSNorm(shard.tensor("model.norm.weight").float(), config.rms_norm_eps)
         self._own_head = Linear([own_rows if config.tie_word_embeddings else shard.tensor(HEAD)])
 
@@ -126,9 +132,7 @@ class Model:
         rotate = partial(self._rotary, cos=cos, sin=sin)
         tapped = {0: x}
         for index, layer in enumerate(self.layers):
-            keys, values = pool.keys[index], pool.values[index]
-            attended = layer.attend(layer.attention_norm(x), rotate, layout, keys, values, self._attention)
-            x = layer.finish(x, attended)
+            x = layer(x, rotate, layout, pool.keys[index], pool.values[index], self._attention)
             if index + 1 in taps:
                 tapped[index + 1] = x
         return x, {tap: tapped[tap] for tap in taps}
@@ -136,7 +140,7 @@ class Model:
     def _embed(self, token_ids: Tensor) -> Tensor:
         """``[rows, hidden]``: each id is looked up by the rank that holds it, the others add zeros."""
         if self.ranks.size == 1:
-            return self._own_embedding[token_ids]
+            return self.embedding[token_ids]
         places = token_ids - self.ranks.rank * len(self._own_embedding)
         own = (places >= 0) & (places < len(self._own_embedding))
         return self.ranks.sum(self._own_embedding[places.where(own, 0)].where(own.unsqueeze(1), 0))
@@ -151,7 +155,14 @@ class Model:
         return self._own_head(self.norm(layer.row_by_row(x)))
 
 
-def load_layer(config: ModelConfig, checkpoint: Tensors, index: int, ranks: Ranks = ALONE) -> DecoderLayer:
+def load_layer(
+    config: ModelConfig,
+    checkpoint: Tensors,
+    index: int,
+    *,
+    has_attention_norm: bool = True,
+    ranks: Ranks = ALONE,
+) -> DecoderLayer:
     """Layer ``index`` from Hugging Face tensor names; of several ranks, ``config`` and tensors are this one's."""
     prefix = f"model.layers.{index}"
 
@@ -166,7 +177,7 @@ def load_layer(config: ModelConfig, checkpoint: Tensors, index: int, ranks: Rank
     return DecoderLayer(
         config=config,
         window=config.layer_windows[index],
-        attention_norm=norm("input_layernorm"),
+        attention_norm=norm("input_layernorm") if has_attention_norm else NoNorm(),
         qkv=linear("self_attn", ("q_proj", "k_proj", "v_proj"), config.attention_bias),
         query_norm=norm("self_attn.q_norm") if config.qk_norm else None,
         key_norm=norm("self_attn.k_norm") if config.qk_norm else None,

@@ -1,7 +1,7 @@
 """A model and its paged cache as one thing that executes step plans.
 
-Of several ranks, rank 0's is the one that an engine has: it tells the others each plan and each move before it does the
-same. They run the very same code; logits and features come out on rank 0 alone. Knows rows, pages and logits. Knows
+Of several ranks, rank 0's is the one that an engine has: it tells the others each plan, move and copy before it does
+the same. They run the very same code; logits and features come out on rank 0 alone. Knows rows, pages and logits. Knows
 nothing of requests, tokens' meaning, drafters or time.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from verifier.attention import create_attention
 from verifier.attention.layout import RowLayout
-from verifier.batch import Moves, StepPlan
+from verifier.batch import Moves, PageCopies, StepPlan
 from verifier.config import ModelConfig
 from verifier.features import FeaturePool, Fusion
 from verifier.lead import NOBODY, Lead
@@ -90,6 +90,10 @@ class Verifier:
     def config(self) -> ModelConfig:
         return self.model.config
 
+    def padded(self, num_rows: int) -> int:
+        """The rows that a forward pass over ``num_rows`` rows really computes."""
+        return self.row_counts.pad(num_rows)
+
     @property
     def max_rows(self) -> int:
         """The most rows one forward pass takes."""
@@ -116,18 +120,22 @@ class Verifier:
         layout = RowLayout.of(  # before others hear of the plan: one that cannot be laid out is nobody's fault
             plan.segments,
             page_size=self.pool.page_size,
-            num_rows=self.row_counts.pad(plan.num_rows),
+            num_rows=self.padded(plan.num_rows),
             scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
         )
         with self.lead.step(plan):
-            if plan.page_copies:
-                for pool in self._pools:
-                    pool.copy_pages(plan.page_copies)
             fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}
             hidden, states = self.model.forward(layout, self.pool, tuple(fused_taps.union(self.taps)))
             for pool in self._features.values():
                 pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
             return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
+
+    @torch.inference_mode()
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole pages of KV and features, (source, target) each: copy-on-write."""
+        with self.lead.step(PageCopies(tuple(pairs))):
+            for pool in self._pools:
+                pool.copy_pages(pairs)
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
-# Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, and a head that is tied anyway.
-UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight")
+# Tensors that checkpoints carry and a decoder has no use for: old rotary buffers, a head that is tied anyway, and
+# Medusa heads, which are a drafter's.
+UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight|medusa_head\..+")
+EMBEDDING = "model.embed_tokens.weight"
 SAMPLE_BYTES = 4096
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -41,6 +44,10 @@ class TensorFiles(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """As stored; quantised ones as fp16."""
+        ...
+
+    def is_fp16(self, name: str) -> bool:
+        """Whether `tensor` is."""
         ...
 
     def sample(self, name: str) -> bytes:
@@ -85,6 +92,12 @@ class Checkpoint:
         """Rows (``dim`` 0) or columns (1) ``first .. end - 1`` of one tensor; of q and k, rows of whole heads only."""
         return self._files.part(name, dim, first, end)
 
+    @property
+    def held_bytes(self) -> int:
+        """As `held_bytes`; a tied head is held apart from the embedding."""
+        weights = held_bytes(self._files, self.config.tensor_shapes())
+        return weights + _matrix_bytes(self._files, EMBEDDING) * self.config.tie_word_embeddings
+
     @cached_property
     def fingerprint(self) -> str:
         """Equal for equal models. Hashes the configuration and, of each tensor, its name and a few bytes."""
@@ -92,6 +105,19 @@ class Checkpoint:
         for name in sorted(self._files.names):
             digest.update(name.encode() + self._files.sample(name))
         return digest.hexdigest()
+
+
+def held_bytes(files: TensorFiles, names: Iterable[str]) -> int:
+    """Memory that tensors take at most: matrices as fp16 if they are stored so, embeddings and the rest as fp32."""
+    total = 0
+    for name in names:
+        is_matrix = len(files.shape(name)) > 1 and "embed_tokens" not in name
+        total += _matrix_bytes(files, name) if is_matrix else 4 * math.prod(files.shape(name))
+    return total
+
+
+def _matrix_bytes(files: TensorFiles, name: str) -> int:
+    return math.prod(files.shape(name)) * (2 if files.is_fp16(name) else 4)
 
 
 def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], model: str) -> None:
@@ -113,7 +139,7 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, t
 
 
 class SafetensorsFolder:
-    """The safetensors files of a folder: those that its index lists, or model.safetensors alone.
+    """The safetensors files of a folder: those that the file's index lists, or the file alone.
 
     Args:
         dtypes: what tensors may be stored in, in the format's own words.
@@ -123,8 +149,10 @@ class SafetensorsFolder:
         CheckpointError: one is missing, cut short or not what the index says.
     """
 
-    def __init__(self, folder: Path, dtypes: Sequence[str] = SAFETENSORS_DTYPES) -> None:
-        self._files = _files_by_tensor(folder)
+    def __init__(
+        self, folder: Path, dtypes: Sequence[str] = SAFETENSORS_DTYPES, file: str = "model.safetensors"
+    ) -> None:
+        self._files = _files_by_tensor(folder, file)
         self._headers = {path: _read_header(path) for path in sorted(set(self._files.values()))}
         self._open: dict[Path, Any] = {}
         for name, path in self._files.items():
@@ -149,6 +177,9 @@ class SafetensorsFolder:
         stored = self._file(name).get_slice(name)
         part: Tensor = stored[first:end] if dim == 0 else stored[:, first:end]
         return part
+
+    def is_fp16(self, name: str) -> bool:
+        return bool(self._entry(name)["dtype"] == "F16")
 
     def sample(self, name: str) -> bytes:
         """From the middle: the first rows of an embedding are often the same in all fine-tunes."""
@@ -200,6 +231,9 @@ class GGUFTensors:
         dtype: torch.dtype = getattr(torch, self.config.dtype)
         return torch.tensor(values, dtype=dtype)
 
+    def is_fp16(self, name: str) -> bool:
+        return self.config.dtype == "float16"
+
     def sample(self, name: str) -> bytes:
         return self._file.sample(name, SAMPLE_BYTES)
 
@@ -239,16 +273,16 @@ def _from_hub(name: str) -> Path:
         raise ModelNotFound(f"{name} could not be downloaded from the Hugging Face hub: {said[0]}") from error
 
 
-def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+def _files_by_tensor(folder: Path, file: str) -> dict[str, Path]:
+    index, single = folder / f"{file}.index.json", folder / file
     if index.is_file():
-        files = {name: folder / file for name, file in read_json(index).get("weight_map", {}).items()}
+        files = {name: folder / each for name, each in read_json(index).get("weight_map", {}).items()}
         for path in files.values():
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing, but {index.name} lists it.")
         return files
     if not single.is_file():
-        raise ModelNotFound(f"{folder} has no model.safetensors and no {index.name}; other formats are not loaded.")
+        raise ModelNotFound(f"{folder} has no {file} and no {index.name}; other formats are not loaded.")
     return dict.fromkeys(_read_header(single), single)
 
 

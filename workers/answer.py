@@ -106,18 +106,19 @@ class Session:
         pieces: list[str] = []
         tokens: list[int] = []
         arrivals: list[tuple[int, float]] = []  # tokens so far, seconds so far
-        usage = None
-        while usage is None:
+        finish = None
+        while finish is None:
             progress = mailbox.get()
             tokens.extend(progress.tokens)
             arrivals.append((len(tokens), time.perf_counter() - began))
             # A stop id ends the text and is no part of it.
             pieces.append(detokenizer.push(progress.tokens[:-1] if progress.finish == "stop" else progress.tokens))
             show(pieces[-1])
-            usage = progress.usage
-        if progress.finish == "error":
+            finish = progress.finish
+        if finish == "error":
             raise DraftreeError(f"The engine gave up on this prompt: {progress.error}.")
         pieces.append(detokenizer.flush())
         show(pieces[-1])
+        assert progress.usage is not None
         (first_tokens, first_s), (_, total_s) = arrivals[0], arrivals[-1]
-        return Answer("".join(pieces), tuple(tokens), usage, self._interrupted, first_tokens, first_s, total_s)
+        return Answer("".join(pieces), tuple(tokens), progress.usage, self._interrupted, first_tokens, first_s, total_s)

@@ -1,43 +1,36 @@
 """What decoding costs and what guessing gains, on this machine: forward passes by rows, and tokens/s of whole answers.
 
-Contestants take turns prompt by prompt in one process: all see the same machine, threads and OpenMP settings.
-Each generates as many greedy tokens, the prompt included in its time. Knows no HTTP: see `deployments.bench`.
+Each contestant generates as many greedy tokens, the prompt included in its time. Knows no HTTP: see
+`deployments.bench`.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from drafter.base import Drafter, DraftLimits, NoDraft
+from drafter.base import DraftLimits, NoDraft
 from drafter.factory import create_drafter
 from drafter.scripted import Oracle
 from verifier.batch import Segment, StepPlan
 from verifier.rows import RowCounts
-from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from verifier.verifier import Verifier
 from workers.build import DEFAULT_LIMITS
-from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.sequence import Request
+from workers.contest import Contestant, engine_contestant
 
-PAGE_SIZE = 16
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 48)
-
-Contestant = Callable[[Sequence[int]], Sequence[int]]  # from prompt ids to answer ids
 
 
 def milliseconds_by_rows(verifier: Verifier, context: int, rounds: int) -> dict[int, float]:
     """Median time of a forward pass over one sequence's chain of so many rows, each with logits, after ``context``."""
-    pages = tuple(range(-(-(context + max(ROWS)) // PAGE_SIZE)))
+    pages = tuple(range(-(-(context + max(ROWS)) // verifier.pool.page_size)))
     for start in range(0, context, 64):
         verifier.forward(StepPlan((Segment(start, TokenTree.chain(range(100, 164)), pages, scored_from=63),)))
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
@@ -48,48 +41,6 @@ def milliseconds_by_rows(verifier: Verifier, context: int, rounds: int) -> dict[
             verifier.forward(plan)
             times[rows].append(1e3 * (time.perf_counter() - began))
     return {rows: statistics.median(each) for rows, each in times.items()}
-
-
-@dataclass
-class Scores:
-    """One contestant's answers."""
-
-    tokens_per_s: list[float] = field(default_factory=list)  # a prompt each
-    answers: list[tuple[int, ...]] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.tokens_per_s)
-
-    def over(self, other: Scores) -> float:
-        """Median over the prompts of how many times faster than ``other``."""
-        return statistics.median(a / b for a, b in zip(self.tokens_per_s, other.tokens_per_s, strict=True))
-
-    def differing(self, other: Scores) -> int:
-        """Answers that are not ``other``'s."""
-        return sum(a != b for a, b in zip(self.answers, other.answers, strict=True))
-
-
-def in_turn(contestants: Mapping[str, Contestant], prompts: Sequence[Sequence[int]]) -> dict[str, Scores]:
-    """Every contestant answers every prompt; one unmeasured prompt comes first."""
-    scores = {name: Scores() for name in contestants}
-    for contestant in contestants.values():
-        contestant(prompts[0])
-    for prompt in prompts:
-        for name, contestant in contestants.items():
-            began = time.perf_counter()
-            answer = contestant(prompt)
-            scores[name].tokens_per_s.append(len(answer) / (time.perf_counter() - began))
-            scores[name].answers.append(tuple(answer))
-    return scores
-
-
-def engine_contestant(verifier: Verifier, drafter: Drafter, limits: DraftLimits, max_tokens: int) -> Contestant:
-    """Greedy answers of exactly ``max_tokens`` tokens from an engine of its own, nothing cached between them."""
-    config = EngineConfig(num_pages=verifier.pool.num_pages - 1, page_size=PAGE_SIZE, prefix_cache=False, limits=limits)
-    engine = Engine(verifier, drafter, config)
-    request = Request("bench", (), SamplingParams(temperature=0), max_tokens)
-    return lambda ids: engine.run([replace(request, prompt_ids=tuple(ids))])[0].output_ids
 
 
 def transformers_contestant(folder: Path, max_tokens: int) -> Contestant:

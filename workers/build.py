@@ -9,17 +9,18 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.base import DraftLimits
 from drafter.factory import DraftPlan, plan_drafter
+from drafter.options import DraftOptions
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
-from workers.config import EngineConfig
+from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
 from workers.text import Text
 
@@ -38,8 +39,9 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"  # none, ngram or the folder of an EAGLE-3 head
+    draft_model: str = "ngram"  # none, ngram or the folder of a draft network; several joined by +
     limits: DraftLimits = DEFAULT_LIMITS
+    draft_options: DraftOptions = field(default_factory=DraftOptions)  # of draft networks
     page_size: int = 16  # tokens
     num_pages: int = 0  # of the KV cache; 0: as many as two of the longest requests need
     max_model_len: int = 0  # tokens of prompt and output; 0: what the model allows, at most LONGEST_BY_DEFAULT
@@ -48,6 +50,7 @@ class EngineSpec:
     prefix_cache: bool = True
     exact: bool = True
     tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
+    acceptance: Acceptance = "exact"
     threads: int = 0  # of all ranks together; 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
@@ -69,6 +72,7 @@ class EngineSpec:
             prefix_cache=self.prefix_cache,
             tensor_parallel=self.tensor_parallel,
             exact=self.exact,
+            acceptance=self.acceptance,
             limits=self.limits,
         )
 
@@ -90,7 +94,7 @@ def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tupl
     """
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
-    plan = plan_drafter(spec.draft_model, model)
+    plan = plan_drafter(spec.draft_model, model, spec.draft_options, path)
     config = spec.engine_config(model)
     check_memory(model, config, plan, available_memory())
     text = Text.load(path)

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--no-exact", dest="exact", action="store_false")
     options = parser.parse_args()
     spec = EngineSpec(model=options.model, draft_model=options.draft_model, exact=options.exact)
-    prompts = read_prompts(options.prompts, options.count)
+    prompts = [prompt.text for prompt in read_prompts(options.prompts, options.count)]
     num_tokens, partings = 0, []
     for length, parting in compare(spec, prompts, options.max_tokens):
         num_tokens += length

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drafter.base import Drafter
+from drafter.united import UnitedDraft
 from verifier.acceptance import Verdict
 from verifier.batch import Segment, StepPlan
 from verifier.config import ModelConfig
@@ -22,10 +23,12 @@ from verifier.features import Fusion
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
+from workers.config import TYPICAL
 from workers.config import EngineConfig as EngineConfig
-from workers.guard import DrafterGuard
+from workers.costs import Costs
 from workers.inbox import EngineDead as EngineDead
 from workers.inbox import Inbox
+from workers.policy import AdaptivePolicy, FixedPolicy, Policy
 from workers.scheduler import Features, Scheduler
 from workers.sequence import FinishReason, Listener, Progress, Request, TokenSequence, longest
 from workers.stats import NEAR_TIE, Counters, EngineStats, Speculation, Usage
@@ -46,11 +49,15 @@ class StepRunner(Protocol):
     @property
     def max_rows(self) -> int: ...
 
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
     def forward(self, plan: StepPlan) -> StepOutput: ...
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
     def keep_features(self, fusion: Fusion) -> Features: ...
+
+    def padded(self, num_rows: int) -> int: ...
 
     def close(self) -> None: ...
 
@@ -83,7 +90,7 @@ class Engine:
         self.verifier = verifier
         self.config = config
         self.clock = clock
-        self.drafter = DrafterGuard(drafter, verifier.config.vocab_size, clock)
+        self.drafter = UnitedDraft.of(drafter, verifier.config.vocab_size, clock)
         self.counters = Counters()
         self.pages = PageTable(
             config.num_pages,
@@ -95,6 +102,8 @@ class Engine:
         max_rows = min(config.max_rows, verifier.max_rows)
         max_running = min(config.max_running, max_rows)
         self.scheduler = Scheduler(self.pages, max_running, max_rows, self.counters, features)
+        self.costs = Costs(verifier.padded, max_rows)
+        self.policy: Policy = AdaptivePolicy(self.costs, config.max_stretch) if config.adaptive else FixedPolicy()
         self.inbox = Inbox()
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()
@@ -109,18 +118,24 @@ class Engine:
         if step.turns:
             with self._timed("propose"):
                 self._propose(step)
+            # Once: should the step fail and be done again in parts, the sources may have been written to by then.
+            if page_copies := step.page_copies:
+                self.verifier.copy_pages(page_copies)
             self._verify_and_commit(step)
         self._stats = self._snapshot()
         return self.scheduler.has_work
 
     def _propose(self, step: Step) -> None:
-        batch = self.scheduler.draft_requests(step)
+        batch = self.policy.limit(self.scheduler.draft_requests(step), step.load)
         if batch:
+            began = self.clock()
             ticket = self.drafter.start(batch)
-            trees = self.drafter.collect(ticket, self.config.draft_deadline_s)
-            self.scheduler.graft(step, trees)
+            step.drafted = self.drafter.collect(ticket, self.config.draft_deadline_s)
+            self.policy.observe_drafting(batch, self.clock() - began)
+            self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
 
     def _verify_and_commit(self, step: Step) -> None:
+        began = self.clock()
         try:
             with self._timed("verify"):
                 verdicts = self._verify(step)
@@ -129,11 +144,13 @@ class Engine:
         else:
             with self._timed("commit"):
                 self._commit(step, verdicts)
+            self.policy.observe_verifying(step.num_rows, step.num_keys, self.clock() - began)
 
     def _verify(self, step: Step) -> list[Verdict]:
         plan = step.plan()
         output = self.verifier.forward(plan)
-        verdicts = [turn.read(logits) for turn, logits in zip(step.turns, output.logits, strict=True)]
+        lossy = self.config.acceptance == TYPICAL
+        verdicts = [turn.read(logits, lossy) for turn, logits in zip(step.turns, output.logits, strict=True)]
         sources, targets = step.moves(verdicts, self.pages)
         if sources:
             self.verifier.move(sources, targets)
@@ -146,10 +163,12 @@ class Engine:
             run = self.scheduler.commit(turn, verdict)
             self._count(turn, verdict, run)
             sequence = turn.sequence
+            if drafted := step.drafted.get(sequence.number):
+                self.policy.learn(sequence.number, turn.tree if len(turn.tree) > 1 else drafted.tree, run)
             if finish := sequence.finish:
                 self._finish(sequence, finish, run)
             elif run:
-                self._tell(sequence, Progress(sequence.request.id, run))
+                self._tell(sequence, Progress(sequence.request.id, run, usage=sequence.usage()))
 
     # ── what other threads call ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,7 +226,8 @@ class Engine:
         def listen(progress: Progress) -> None:
             run = tokens[progress.request_id]
             run.extend(progress.tokens)
-            if progress.finish is not None and progress.usage is not None:
+            if progress.finish is not None:
+                assert progress.usage is not None
                 results[progress.request_id] = Result(
                     progress.request_id, tuple(run), progress.finish, progress.usage, progress.error
                 )
@@ -250,7 +270,7 @@ class Engine:
         margins = verdict.margins[turn.num_written :][: len(run)]
         self.counters.near_ties += sum(margin < NEAR_TIE for margin in margins)
         if turn.decodes:
-            done = Speculation.of_step(turn.tree, min(len(run), verdict.num_accepted), len(run))
+            done = Speculation.of_step(turn.tree, verdict.nodes, len(run))
             turn.sequence.speculation += done
             self.counters.speculation += done
         else:
@@ -265,6 +285,7 @@ class Engine:
         sequence.finished = True
         self.scheduler.remove(sequence)
         self.drafter.close(sequence.number)
+        self.policy.forget(sequence.number)
         self.inbox.forget(sequence)
         self.counters.finished[finish] += 1
         self._stats = self._snapshot()  # whoever hears of the end may look at once

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from drafter.base import DraftLimits
+from drafter.options import GROWTHS, DraftOptions, parse_layer_ids
 from verifier.errors import BadRequest, BadSetting, DraftreeError
 from verifier.sampling import SamplingParams
 from workers.answer import Session
@@ -161,7 +162,7 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model",
         default=spec.draft_model,
         metavar="D",
-        help="who guesses: none, ngram or the folder of an EAGLE-3 head (default: %(default)s)",
+        help="who guesses: none, ngram or the folder of a draft network (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(
@@ -192,6 +193,8 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--max-nodes", type=at_least(0), metavar="N", help=f"guesses altogether (default: the depth, at least {nodes})")
 
+    add_draft_options(parser)
+
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)")
     add("--sampling-top-k", type=int, default=sampling.top_k, metavar="N", help="only the N likeliest (default: all)")
@@ -209,6 +212,16 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    """The flags that `draft_options` reads."""
+    add, drafting = parser.add_argument_group("draft network").add_argument, DraftOptions()
+    add("--draft-growth", default=drafting.growth, metavar="G", help=f"{' or '.join(GROWTHS)} (default: %(default)s)")
+    add("--draft-threshold", type=float, default=0.0, metavar="P", help="least probability of a guess (default: none)")
+    add("--draft-decay", type=float, default=1.0, metavar="F", help="factor on ranks by level (default: 1, none)")
+    add("--draft-noise-ranking", action="store_true", help="above temperature 0, rank with the noise that draws")
+    add("--draft-layer-ids", default="", metavar="IDS", help="layers an EAGLE-3 head reads, as in 2,15,27")
+
+
 def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
     wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
 
@@ -224,13 +237,25 @@ def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
 def engine_spec(options: argparse.Namespace) -> EngineSpec:
     max_nodes = max(options.max_draft, DEFAULT_LIMITS.max_nodes) if options.max_nodes is None else options.max_nodes
     limits = DraftLimits(options.max_draft, options.top_k, max_nodes)
+    drafting = draft_options(options)
     return EngineSpec(
         options.model,
         options.draft_model,
         limits,
+        drafting,
         exact=options.exact,
         tensor_parallel=options.tensor_parallel,
         threads=options.threads,
+    )
+
+
+def draft_options(options: argparse.Namespace) -> DraftOptions:
+    return DraftOptions(
+        options.draft_growth,
+        options.draft_threshold,
+        options.draft_decay,
+        options.draft_noise_ranking,
+        parse_layer_ids(options.draft_layer_ids),
     )
 
 

@@ -40,7 +40,7 @@ class Progress:
     request_id: str
     tokens: tuple[int, ...]
     finish: FinishReason | None = None
-    usage: Usage | None = None  # with finish
+    usage: Usage | None = None  # so far
     error: str | None = None  # with finish "error"
 
 

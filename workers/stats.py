@@ -5,6 +5,7 @@ Counters only ever rise; a rate with nothing below the line is None, never NaN. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -21,8 +22,9 @@ class Speculation:
     A verify step reads one sequence's tokens off a tree whose root is its last token; computing a prompt is none.
     *Drafted tokens* are a tree's nodes besides the root, all branches. *Accepted tokens* are those of them that became
     output: what lies beyond a stop id or a limit does not count. By position: in how many steps the tree reached that
-    depth, and in how many of them an accepted path did. For chains the drafted positions sum up to the drafted tokens;
-    the accepted positions always sum up to the accepted tokens.
+    depth, in how many of them an accepted path did, and in how many the walk came to the depth before and found guesses
+    there. For chains the drafted positions sum up to the drafted tokens; the accepted positions always sum up to the
+    accepted tokens.
     """
 
     steps: int = 0
@@ -31,13 +33,26 @@ class Speculation:
     accepted_tokens: int = 0
     drafted_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
+    tried_by_position: tuple[int, ...] = ()
 
     @classmethod
-    def of_step(cls, tree: TokenTree, num_accepted: int, num_output: int) -> Speculation:
-        """One verify step whose run of ``num_output`` tokens begins with ``num_accepted`` nodes of ``tree``."""
-        depth = max(tree.depths)
-        accepted = (1,) * num_accepted + (0,) * (depth - num_accepted)
-        return cls(1, num_output, len(tree) - 1, num_accepted, (1,) * depth, accepted)
+    def of_step(cls, tree: TokenTree, nodes: Sequence[int], num_output: int) -> Speculation:
+        """One verify step whose walk over ``tree`` kept ``nodes``, root first; ``num_output`` tokens of it are output.
+
+        A text that ends in the middle of the walk ends the count of it, too.
+        """
+        num_accepted = min(len(nodes) - 1, num_output)
+        missed = num_output > num_accepted and nodes[num_accepted] in tree.parents
+        tried, depth = num_accepted + missed, max(tree.depths)
+        return cls(
+            steps=1,
+            verified_tokens=num_output,
+            drafted_tokens=len(tree) - 1,
+            accepted_tokens=num_accepted,
+            drafted_by_position=(1,) * depth,
+            accepted_by_position=(1,) * num_accepted + (0,) * (depth - num_accepted),
+            tried_by_position=(1,) * tried + (0,) * (depth - tried),
+        )
 
     def __add__(self, other: Speculation) -> Speculation:
         return Speculation(
@@ -47,6 +62,7 @@ class Speculation:
             self.accepted_tokens + other.accepted_tokens,
             _add(self.drafted_by_position, other.drafted_by_position),
             _add(self.accepted_by_position, other.accepted_by_position),
+            _add(self.tried_by_position, other.tried_by_position),
         )
 
     @property
@@ -64,6 +80,15 @@ class Speculation:
         """Of the steps whose tree reached depth i + 1, the share whose accepted path did, too. Bonus excluded."""
         pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
         return tuple(accepted / drafted for accepted, drafted in pairs)
+
+    @property
+    def acceptance_where_tried(self) -> tuple[float, ...]:
+        """Of the walks that came to depth i and found guesses there, the share that went on. Bonus excluded.
+
+        How good guesses are at each position by themselves; positions that no walk came to are left out.
+        """
+        pairs = zip(self.accepted_by_position, self.tried_by_position, strict=True)
+        return tuple(accepted / tried for accepted, tried in pairs if tried)
 
 
 def _add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,16 +6,18 @@ Knows trees, slots and draws. Knows nothing of queues, budgets or time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from verifier.acceptance import Verdict, walk
+from drafter.scored import ScoredTree
+from verifier.acceptance import Typical, Verdict, walk, walk_typically
 from verifier.batch import Segment, StepPlan
 from verifier.pages import PageLease, PageTable
-from verifier.sampling import Draw, draw
+from verifier.sampling import Draw, draw, process
 from verifier.tree import TokenTree
+from workers.policy import Load
 from workers.sequence import TokenSequence
 
 PageCopies = tuple[tuple[int, int], ...]  # (source, target)
@@ -54,8 +56,12 @@ class Turn:
         sources = {target: source for source, target in self.page_copies}
         return [sources.get(page, page) for page in self.lease.pages]
 
-    def read(self, logits: Tensor) -> Verdict:
-        """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab]."""
+    def read(self, logits: Tensor, lossy: bool = False) -> Verdict:
+        """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab].
+
+        Args:
+            lossy: guesses pass if they are typical, which changes the text above temperature 0.
+        """
         ids, sampling = self.sequence.ids, self.sequence.request.sampling
 
         def choose(node: int) -> Draw:
@@ -64,15 +70,23 @@ class Turn:
                 return Draw(ids[position], math.inf)
             return draw(logits[node - self.scored_from], sampling, position)
 
+        def typical(node: int) -> Typical:
+            return Typical.of(process(logits[node].float().cpu().numpy(), sampling))
+
+        if lossy and self.decodes and not sampling.is_greedy:
+            return walk_typically(self.tree, typical, choose)
         return walk(self.tree, choose)
 
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass is about. ``room`` is what is left of its rows, for guesses."""
+    """What one forward pass is about. ``room`` is what is left of its rows, for guesses; ``drafted`` is all that there
+    was to choose from, by sequence.
+    """
 
     room: int = 0
     turns: list[Turn] = field(default_factory=list)
+    drafted: Mapping[int, ScoredTree] = field(default_factory=dict)
 
     def add(self, sequence: TokenSequence, lease: PageLease, num_rows: int, page_copies: PageCopies) -> None:
         """The sequence's next pending tokens take part."""
@@ -81,10 +95,29 @@ class Step:
         self.turns.append(Turn(sequence, lease, chunk, page_copies))
         self.room -= num_rows
 
+    @property
+    def load(self) -> Load:
+        decoding = [turn.start + 1 for turn in self.turns if turn.decodes]
+        context = sum(decoding) // len(decoding) if decoding else 0
+        return Load(len(decoding), self.num_rows, self.num_keys, context)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(turn.tree) for turn in self.turns)
+
+    @property
+    def num_keys(self) -> int:
+        """That the rows attend to altogether, as if each attended to those of its sequence's first row."""
+        return sum(len(turn.tree) * (turn.start + 1) for turn in self.turns)
+
+    @property
+    def page_copies(self) -> PageCopies:
+        """To be done before anything is written."""
+        return tuple(pair for turn in self.turns for pair in turn.page_copies)
+
     def plan(self) -> StepPlan:
         return StepPlan(
-            tuple(Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from) for turn in self.turns),
-            tuple(pair for turn in self.turns for pair in turn.page_copies),
+            tuple(Segment(turn.start, turn.tree, tuple(turn.lease.pages), turn.scored_from) for turn in self.turns)
         )
 
     def moves(self, verdicts: Sequence[Verdict], pages: PageTable) -> tuple[list[int], list[int]]:

@@ -13,7 +13,7 @@ The header says which model wrote them. Knows files alone: not how conversations
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -137,7 +137,11 @@ class Shard:
         )
 
     def ids_of(self, index: int) -> Tensor:
+        """A conversation's ids, without touching the disk."""
         return self.ids[self._starts[index] : self._starts[index + 1]]
+
+    def mask_of(self, index: int) -> Tensor:
+        return self.mask[self._starts[index] : self._starts[index + 1]]
 
 
 def _open(path: Path) -> Any:
@@ -145,15 +149,17 @@ def _open(path: Path) -> Any:
 
 
 class ShardFolder:
-    """All shards of a folder as they are now, in the order of their names.
+    """All shards of a folder as they are now, or those of ``names`` alone, in the order of their names.
 
     Raises:
         ModelNotFound: there are none.
         CheckpointError: one is damaged, or of another model or other layers than the first.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Collection[str] | None = None) -> None:
         paths = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+        if names is not None:
+            paths = [path for path in paths if path.name in names]
         if not paths:
             raise ModelNotFound(f"{folder} holds no training data: there is no {SUFFIX} file in it.")
         self.shards = [Shard(path) for path in paths]

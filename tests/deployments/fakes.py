@@ -69,7 +69,7 @@ def says(*runs: str, end: bool = True) -> Script:
                     break
             if finish:
                 return [*progress, Progress(request.id, tuple(tokens), finish, usage(request, written))]
-            progress.append(Progress(request.id, tuple(tokens)))
+            progress.append(Progress(request.id, tuple(tokens), usage=usage(request, written)))
         return [*progress, Progress(request.id, (), "length", usage(request, written))]
 
     return script

@@ -8,9 +8,9 @@ import pytest
 
 from deployments.errors import ApiError
 from deployments.router import Generation, Limits, Piece, Router
-from tests.deployments.fakes import END, MAX_MODEL_LEN, TEXT, VOCAB_SIZE, ScriptedVerifier, says
+from tests.deployments.fakes import END, MAX_MODEL_LEN, TEXT, VOCAB_SIZE, ScriptedVerifier, says, usage
 from verifier.sampling import SamplingParams
-from workers.sequence import Progress
+from workers.sequence import Progress, Request
 
 
 def generation(
@@ -93,8 +93,7 @@ async def test_stop_strings_cut_where_they_begin(runs: tuple[str, ...], stop: st
     found = await pieces(verifier, generation(stop=(stop,)))
     assert joined(found) == text
     assert found[-1].finish == "stop"
-    assert found[-1].usage is not None
-    assert found[-1].usage.completion_tokens == num_tokens
+    assert found[-1].usage == (2, num_tokens, 2), "also what was cached, although the verifier has not finished"
     assert sum(piece.finish is not None for piece in found) == 1
 
 
@@ -112,8 +111,9 @@ async def test_the_beginning_of_a_stop_string_is_given_out_when_the_text_ends() 
 
 async def test_characters_are_never_split() -> None:
     balloon = TEXT.encode("🎈")
-    runs = [Progress("", (token,)) for token in balloon]
-    verifier = ScriptedVerifier(lambda request: [*runs, Progress("", (END,), "stop")])
+    spent = usage(Request("", (1, 2), SamplingParams(), 1))
+    runs = [Progress("", (token,), usage=spent) for token in balloon]
+    verifier = ScriptedVerifier(lambda request: [*runs, Progress("", (END,), "stop", spent)])
     found = await pieces(verifier, generation())
     assert [piece.text for piece in found] == ["🎈", ""]
 

@@ -57,6 +57,7 @@ def test_values_may_be_strings() -> None:
         ({"max_draft": "many"}, ("max_draft", "'many'", "integer")),
         ({"max_draft": "-1"}, ("max_draft", "'-1'", "greater than or equal to 0")),
         ({"exact": "perhaps"}, ("exact", "'perhaps'", "boolean")),
+        ({"acceptance": "typical"}, ("acceptance", "'typical'", "'exact' or 'typical-lossy'")),
         # Python's way to hold a byte that is no UTF-8; Ray ended with a traceback once it had started.
         ({"served_model_name": "\udcff"}, ("served_model_name", "printable")),
         ({"model": "\udcff"}, ("model", "printable")),
@@ -81,6 +82,11 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
     [
         ({"model": "/nowhere/model"}, ("/nowhere/model",)),
         ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "none, ngram")),
+        ({"draft_growth": "wild"}, ("draft_growth", "'wild'", "dynamic, static")),
+        ({"draft_threshold": "1.5"}, ("draft_threshold", "1.5", "below 1")),
+        ({"draft_layer_ids": "2;15"}, ("draft_layer_ids", "'2;15'", "2,15,27")),
+        ({"draft_growth": "static"}, ("draft_growth", "'static'", "ngram is no draft network")),
+        ({"draft_model": "none", "draft_decay": "0.9"}, ("draft_decay", "0.9", "none is no draft network")),
         ({"tensor_parallel": "2"}, ("tensor_parallel", "2", "9 query heads", "1 or 3")),
         ({"tensor_parallel": "9"}, ("tensor_parallel", "9", "1 or 3")),  # 96 feed-forward columns do not go by nine
         ({"max_model_len": "257"}, ("max_model_len", "257", "256")),
@@ -121,6 +127,8 @@ def test_what_is_left_to_work_out(tiny: str) -> None:
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("tiny", 256, 32)
     model = served_model(Settings(model=tiny, served_model_name="mine", max_model_len=100, kv_cache_tokens=101))
     assert (model.name, model.engine.max_model_len, model.engine.num_pages) == ("mine", 100, 7)
+    assert model.engine.acceptance == "exact"
+    assert served_model(Settings(model=tiny, acceptance="typical-lossy")).engine.acceptance == "typical-lossy"
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:

@@ -173,19 +173,23 @@ class SlowHead:
         for slot in range(len(tokens) + num_guesses):
             if slot < len(tokens):
                 token, state = tokens[slot], hidden[slot]
-            output = self._slot(token, state, slot, cache)
-            normed = rms(output, self.weights["norm.weight"], self.shape.rms_norm_eps)
-            head = self.weights["lm_head.weight"] if self.shape.own_output else self.target["lm_head.weight"]
-            logits.append(head @ normed)
-            state = normed if self.shape.norm_output else output
-            token = int(logits[-1].argmax())
+            output = self.slot(token, state, slot, cache)
+            scores, state = self.read(output)
+            logits.append(scores)
+            token = int(scores.argmax())
             if "d2t" in self.weights:
                 token += int(self.weights["d2t"][token])
             if slot >= len(tokens) - 1:
                 guesses.append(token)
         return torch.stack(logits), guesses
 
-    def _slot(self, token: int, hidden: Tensor, position: int, cache: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
+    def read(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """A slot's logits, and what the slots below it are fed."""
+        normed = rms(output, self.weights["norm.weight"], self.shape.rms_norm_eps)
+        head = self.weights["lm_head.weight"] if self.shape.own_output else self.target["lm_head.weight"]
+        return head @ normed, normed if self.shape.norm_output else output
+
+    def slot(self, token: int, hidden: Tensor, position: int, cache: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
         shape, weights, eps = self.shape, self.weights, self.shape.rms_norm_eps
         table = weights["embed_tokens.weight"] if shape.own_embedding else self.target["model.embed_tokens.weight"]
         x = hidden
@@ -196,11 +200,18 @@ class SlowHead:
                 normed_hidden = rms(hidden, weights["midlayer.hidden_norm.weight"], eps)
                 normed = torch.cat((rms(table[token], weights[f"{prefix}input_layernorm.weight"], eps), normed_hidden))
                 x = normed_hidden if shape.norm_before_residual else hidden
-            x = x + self._attend(normed, position, f"{prefix}self_attn.", cache[index])
-            normed = rms(x, weights[f"{prefix}post_attention_layernorm.weight"], eps)
-            gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] @ normed for name in ("gate", "up"))
-            x = x + weights[f"{prefix}mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
+            x = self.layer(x, normed, position, prefix, cache[index])
         return x
+
+    def layer(
+        self, x: Tensor, normed: Tensor, position: int, prefix: str, cache: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """``x`` after a layer whose attention reads ``normed``."""
+        weights, eps = self.weights, self.shape.rms_norm_eps
+        x = x + self._attend(normed, position, f"{prefix}self_attn.", cache)
+        normed = rms(x, weights[f"{prefix}post_attention_layernorm.weight"], eps)
+        gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] @ normed for name in ("gate", "up"))
+        return x + weights[f"{prefix}mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
 
     def _attend(self, x: Tensor, position: int, prefix: str, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
         shape, weights = self.shape, self.weights

@@ -10,21 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from drafter.checkpoints import HeadCheckpoint
+from drafter.checkpoints import DraftFolder, HeadCheckpoint, open_eagle, open_eagle3
+from drafter.eagle_config import EagleConfig
 from drafter.factory import plan_drafter
+from drafter.head_config import Eagle3Config
+from tests.drafter.eagle_heads import EagleShape, eagle_config, eagle_weights, save_tiny_eagle
 from tests.drafter.heads import HeadShape, Weights, random_weights, safeailab_config, save_head, target_config
 from verifier.errors import BadSetting, CheckpointError, ModelNotFound
 
 SHAPE = HeadShape()
+EAGLE = EagleShape()
 TARGET = target_config()
 
 
 def open_head(
     folder: Path, weights: Weights | None = None, *, drop: tuple[str, ...] = (), **config: Any
-) -> HeadCheckpoint:
+) -> HeadCheckpoint[Eagle3Config]:
     weights = random_weights(SHAPE) if weights is None else weights
     data = {key: value for key, value in (safeailab_config(SHAPE) | config).items() if key not in drop}
-    return HeadCheckpoint.open(save_head(folder / "head", weights, data), TARGET)
+    return open_eagle3(DraftFolder(save_head(folder / "head", weights, data)), TARGET)
 
 
 def renamed(weights: Weights, **parts: str) -> Weights:
@@ -56,7 +60,7 @@ def test_safeailab_layout_is_a_pickle_of_weights(tmp_path: Path) -> None:
     weights = {name: t.half() if t.is_floating_point() else t for name, t in random_weights(SHAPE).items()}
     config = safeailab_config(SHAPE)
     del config["rope_theta"]
-    head = HeadCheckpoint.open(save_head(tmp_path, weights, config, pickled=True), TARGET)
+    head = open_eagle3(DraftFolder(save_head(tmp_path, weights, config, pickled=True)), TARGET)
     assert torch.equal(head.tensor("layers.0.self_attn.q_proj.weight"), weights["midlayer.self_attn.q_proj.weight"])
     assert head.config.decoder.rope_theta == 10000.0  # the head's own, whatever its target has
     assert head.config.layer_ids == (2, 15, 27)
@@ -68,7 +72,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
     weights: dict[str, Any] = {"fc.weight": Path("/")}
     folder = save_head(tmp_path, weights, safeailab_config(SHAPE), pickled=True)
     with pytest.raises(CheckpointError, match="nothing but weights"):
-        HeadCheckpoint.open(folder, TARGET)
+        DraftFolder(folder)
 
 
 def test_specforge_layout(tmp_path: Path) -> None:
@@ -95,11 +99,11 @@ def test_speculators_layout(tmp_path: Path) -> None:
     weights = renamed(random_weights(shape), midlayer="layers.0.")
     config = speculators_config(shape)
     config["transformer_layer_config"]["model_type"] = "qwen3"
-    head = HeadCheckpoint.open(save_head(tmp_path, weights, config), TARGET)
+    head = open_eagle3(DraftFolder(save_head(tmp_path, weights, config)), TARGET)
     assert head.config.norm_before_residual  # what a missing key means in this layout
     assert head.config.decoder.qk_norm
     config |= {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 14, 27]}
-    head = HeadCheckpoint.open(save_head(tmp_path, weights, config), TARGET)
+    head = open_eagle3(DraftFolder(save_head(tmp_path, weights, config)), TARGET)
     assert not head.config.norm_before_residual
     assert head.config.layer_ids == (1, 14, 27)
 
@@ -128,17 +132,13 @@ def test_layers_are_counted_by_their_tensors(tmp_path: Path) -> None:
         ({}, {"speculators_model_type": "peagle"}, "P-EAGLE"),
         ({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.zeros(4, 4)}, {}, "MLA"),
         ({"medusa_head.0.0.linear.weight": torch.zeros(4, 4)}, {}, "Medusa"),
+        ({}, {"speculators_model_type": "dflash"}, "only EAGLE-3 heads are supported"),
     ],
 )
 def test_other_kinds_are_named(extra: Weights, config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        open_head(tmp_path, random_weights(SHAPE) | extra, **config)
-
-
-def test_an_eagle_1_head_is_named(tmp_path: Path) -> None:
-    weights = {"fc.weight": torch.zeros(64, 128), "layers.0.self_attn.q_proj.weight": torch.zeros(64, 64)}
-    with pytest.raises(CheckpointError, match="head is an EAGLE-1 head, not an EAGLE-3 one"):
-        open_head(tmp_path, weights, drop=("draft_vocab_size",))
+    save_head(tmp_path / "head", random_weights(SHAPE) | extra, safeailab_config(SHAPE) | config)
+    with pytest.raises(CheckpointError, match=f"head .*{words}"):
+        plan_drafter(str(tmp_path / "head"), TARGET)
 
 
 # ── layer ids ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,10 +163,10 @@ def test_layer_ids_come_in_two_conventions(config: dict[str, Any], expected: tup
 def test_layer_ids_can_be_overridden_and_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = save_head(tmp_path / "head", random_weights(SHAPE), safeailab_config(SHAPE))
     with caplog.at_level(logging.INFO):
-        assert HeadCheckpoint.open(folder, TARGET, layer_ids=(3, 16, 28)).config.layer_ids == (3, 16, 28)
+        assert open_eagle3(DraftFolder(folder), TARGET, layer_ids=(3, 16, 28)).config.layer_ids == (3, 16, 28)
     assert "head reads the residual stream after layers 3, 16, 28, as asked" in caplog.text
     caplog.clear()
-    HeadCheckpoint.open(folder, TARGET)
+    open_eagle3(DraftFolder(folder), TARGET)
     assert caplog.records[0].levelno == logging.WARNING
     assert "after layers 2, 15, 27, by default, since its config names none" in caplog.text
 
@@ -182,6 +182,93 @@ def test_layer_ids_can_be_overridden_and_are_logged(tmp_path: Path, caplog: pyte
 def test_impossible_layer_ids_are_refused(ids: list[int], words: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
         open_head(tmp_path, eagle_aux_hidden_state_layer_ids=ids)
+
+
+# ── EAGLE-1 and EAGLE-2 ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_eagle_head(folder: Path, weights: Weights, **config: Any) -> HeadCheckpoint[EagleConfig]:
+    return open_eagle(DraftFolder(save_head(folder / "head", weights, eagle_config(EAGLE) | config)), TARGET)
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+def test_an_eagle_1_head_is_told_by_its_tensors(pickled: bool, tmp_path: Path) -> None:
+    """Its config could be any Llama's."""
+    weights = {name: tensor.half() for name, tensor in eagle_weights(EAGLE).items()}
+    folder = DraftFolder(save_head(tmp_path, weights, eagle_config(EAGLE), pickled=pickled))
+    assert folder.kind == "eagle"
+    head = open_eagle(folder, TARGET)
+    assert head.config.has_fc_bias
+    assert head.config.has_embedding
+    assert head.config.decoder.num_layers == 1
+    assert not head.config.decoder.attention_bias
+    assert torch.equal(head.tensor("fc.weight"), weights["fc.weight"])
+    assert head.target_ids.tolist() == list(range(160))
+    assert head.num_bytes(1000) - head.num_bytes(0) == 4 * 1000 * (2 * 2 * 16 + 64)
+    as_fp32 = {name for name, tensor in weights.items() if tensor.dim() == 1 or "embed_tokens" in name}
+    held = sum(tensor.numel() * (4 if name in as_fp32 else 2) for name, tensor in weights.items())
+    assert head.num_bytes(0) == held
+
+
+def test_biases_are_where_config_or_tensors_say(tmp_path: Path) -> None:
+    without = EagleShape(fc_bias=False, attention_bias=True)
+    head = open_eagle_head(tmp_path, eagle_weights(without), bias=False, qkv_bias=True)
+    assert not head.config.has_fc_bias
+    assert head.config.decoder.attention_bias
+    assert not head.config.decoder.output_bias
+    with pytest.raises(CheckpointError, match=r"head lacks tensors: fc\.bias"):
+        open_eagle_head(tmp_path, eagle_weights(without), bias=True)
+    with pytest.raises(CheckpointError, match=r"head lacks tensors: layers\.0\.self_attn\.q_proj\.bias, .*k_proj"):
+        open_eagle_head(tmp_path, eagle_weights(EAGLE), qkv_bias=True)
+
+
+def test_pickled_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    weights = eagle_weights(EAGLE)
+    save_head(tmp_path, {}, eagle_config(EAGLE), pickled=True)
+    (tmp_path / "pytorch_model.bin").unlink()
+    files = {name: f"pytorch_model-0000{1 + (name > 'fc.')}-of-00002.bin" for name in weights}
+    for file in set(files.values()):
+        torch.save({name: weights[name] for name in weights if files[name] == file}, tmp_path / file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    head = open_eagle(DraftFolder(tmp_path), TARGET)
+    assert all(torch.equal(head.tensor(name), tensor) for name, tensor in weights.items())
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.bin is missing, but pytorch_model\.bin\.index\.json"):
+        DraftFolder(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match=r"has neither safetensors nor a pytorch_model\.bin"):
+        DraftFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (EagleShape(hidden=48), "head continues features of width 48, but those of target have 64"),
+        (EagleShape(target_vocab=32000), "made for a vocabulary of 32000 tokens, but that of target has 160"),
+    ],
+)
+def test_an_eagle_1_head_for_another_target_is_refused(shape: EagleShape, words: str, tmp_path: Path) -> None:
+    folder = save_tiny_eagle(tmp_path / "head", shape)
+    with pytest.raises(CheckpointError, match=words):
+        plan_drafter(str(folder), TARGET)
+
+
+@pytest.mark.parametrize("name", ["layers.0.mlp.up_proj.weight", "layers.0.post_attention_layernorm.weight"])
+def test_a_tensor_that_an_eagle_1_head_lacks_is_named(name: str, tmp_path: Path) -> None:
+    weights = eagle_weights(EAGLE)
+    del weights[name]
+    with pytest.raises(CheckpointError, match=f"head lacks tensors: {name}"):
+        open_eagle_head(tmp_path, weights)
+
+
+def test_a_tensor_that_no_eagle_1_head_has_is_named(tmp_path: Path) -> None:
+    """With a norm before its first layer it would be another network."""
+    weights = eagle_weights(EAGLE) | {"layers.0.input_layernorm.weight": torch.ones(64)}
+    with pytest.raises(CheckpointError, match=r"unexpected tensors: layers\.0\.input_layernorm\.weight"):
+        open_eagle_head(tmp_path, weights)
 
 
 # ── width and vocabulary ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,13 +391,14 @@ def test_an_absolute_map_is_understood_if_the_mask_agrees(tmp_path: Path, caplog
 def test_a_folder_is_a_drafters_name(tmp_path: Path) -> None:
     folder = save_head(tmp_path / "head", random_weights(SHAPE), safeailab_config(SHAPE))
     plan = plan_drafter(str(folder), TARGET)
-    assert plan.head is not None
     assert plan.num_bytes(1000) - plan.num_bytes(0) == 4 * 1000 * (2 * 2 * 24 + 64)
     assert plan_drafter("ngram", TARGET).num_bytes(1000) == 0
-    with pytest.raises(BadSetting, match="none, ngram, or the folder of an EAGLE-3 head"):
+    with pytest.raises(
+        BadSetting, match="none, ngram, or the folder of an EAGLE head, of Medusa heads or of a small model"
+    ):
         plan_drafter("eagle9", TARGET)
     with pytest.raises(ModelNotFound):
-        HeadCheckpoint.open(tmp_path, TARGET)
+        DraftFolder(tmp_path)
     (folder / "config.json").write_text(json.dumps([]))
     with pytest.raises(CheckpointError, match="one JSON object"):
         plan_drafter(str(folder), TARGET)

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from drafter.base import NoDraft
-from drafter.factory import create_drafter
+from drafter.factory import create_drafter, plan_drafter
 from drafter.ngram import NgramDraft
+from drafter.options import DraftOptions
+from tests.drafter.heads import target_config
+from tests.models import save_tiny_model
 from verifier.errors import BadSetting
 
 
@@ -16,3 +21,27 @@ def test_drafters_have_names() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadSetting, match="draft_model is 'eagle9', but must be one of: none, ngram"):
         create_drafter("eagle9")
+
+
+def test_names_are_joined_by_plus_in_any_order(tmp_path: Path) -> None:
+    small = save_tiny_model(tmp_path / "small")
+    plan = plan_drafter(f"ngram + {small}", target_config())
+    assert plan.name == plan_drafter(f"{small}+ngram", target_config()).name
+    assert plan.num_bytes(100) == plan_drafter(str(small), target_config()).num_bytes(100)
+    assert plan_drafter(f"ngram+{small}", target_config(), DraftOptions(growth="static")).name == plan.name
+
+
+def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "small+fast")
+    assert plan_drafter(str(folder), target_config()).name == str(folder)
+
+
+@pytest.mark.parametrize("name", ["ngram+ngram", "ngram+none", "ngram + ngram"])
+def test_drafters_are_joined_once_and_none_with_nothing(name: str) -> None:
+    with pytest.raises(BadSetting, match="must be made of drafters that guess, each of them once"):
+        plan_drafter(name, target_config())
+
+
+def test_an_unknown_part_is_refused_by_its_own_name() -> None:
+    with pytest.raises(BadSetting, match="draft_model is 'eagle9', but must be one of: none, ngram, or the folder"):
+        plan_drafter("ngram+eagle9", target_config())

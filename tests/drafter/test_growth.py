@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafter.base import DraftLimits
-from drafter.growth import BestFirstGrowth, GrowthNode, Guesses, StaticGrowth, TreeBuilder, grow
+from drafter.growth import EAGLE_TREE, BestFirstGrowth, GrowthNode, Guesses, StaticGrowth, TreeBuilder, grow
 from tests.drafter.requests import LIMITS, assert_within
 from verifier.errors import BadSetting
 from verifier.tree import TokenTree
@@ -143,6 +143,37 @@ def test_growth_stops_when_deeper_nodes_cannot_be_kept() -> None:
     assert len(chain.asked) == 3
 
 
+def test_a_threshold_leaves_out_what_is_unlikely_to_be_reached() -> None:
+    """By the product along the path: what is below an unlikely node is left out with it, and never asked for."""
+    source = Table(WORKED_EXAMPLE)
+    tree = grow(BestFirstGrowth(ROOT, DraftLimits(3, 2, 9), threshold=0.25), source).tree
+    assert token_paths(tree) == [(A,), (B,), (A, C), (B, E)]
+    assert source.asked == [[()], [(A,), (B,)], [(A, C), (B, E)]]
+    assert len(grow(BestFirstGrowth(ROOT, DraftLimits(3, 2, 9), threshold=0.7), Table(WORKED_EXAMPLE)).tree) == 1
+
+
+def test_decay_prefers_shallow_nodes_and_changes_no_share() -> None:
+    """.6 and .3 fall to .54 and .27; .42 to .34, .27 to .22 and .12 to .1; .216 to .157 and .21 to .153."""
+    limits = DraftLimits(3, 2, 6)
+    plain = grow(BestFirstGrowth(ROOT, limits), Table(WORKED_EXAMPLE))
+    slight, strong = (grow(BestFirstGrowth(ROOT, limits, decay=decay), Table(WORKED_EXAMPLE)) for decay in (0.9, 0.5))
+    assert slight == plain
+    assert token_paths(strong.tree) == [(A,), (B,), (A, C), (A, D), (B, E), (B, E, K)]
+    assert strong.shares == pytest.approx((1, 0.6, 0.3, 0.7, 0.2, 0.9, 0.8))
+
+
+@given(LIMITS, st.integers(0, 100), st.sampled_from([0.1, 0.9, 1.0]), st.sampled_from([0.0, 0.05, 0.3]))
+def test_options_keep_the_limits_and_every_parent(
+    limits: DraftLimits, seed: int, decay: float, threshold: float
+) -> None:
+    source = Coin(seed, (0.9, 0.3, 0.31, 0.02))
+    growth = BestFirstGrowth(ROOT, limits, decay=decay, threshold=threshold)
+    scored = grow(growth, source)
+    assert_within(scored.tree, limits)
+    assert min(scored.survival) >= threshold
+    assert sum(map(len, source.asked)) <= 1 + growth.max_expanded
+
+
 def test_guesses_that_are_double_or_impossible_are_left_out() -> None:
     source = Table({(): [(A, 0.5), (A, 0.3), (B, 0.2), (C, 0.0)], (A,): [(D, math.nan)]})
     tree = best_first(source, DraftLimits(2, 4, 9))
@@ -175,6 +206,7 @@ def static(source: Table, limits: DraftLimits, choices: Sequence[Sequence[int]] 
 
 
 def test_the_tree_of_eagle_1() -> None:
+    assert [list(path) for path in EAGLE_TREE] == EAGLE_1
     source = Coin(0, (0.9, 0.3))
     tree = static(source, DraftLimits(5, 4, 25))
     assert [tree.depths.count(depth) for depth in range(6)] == [1, 4, 8, 8, 3, 2]
@@ -195,6 +227,15 @@ def test_static_trees_keep_the_limits(limits: DraftLimits, seed: int) -> None:
     assert_within(tree, limits)
     fitting = [path for path in EAGLE_1 if len(path) <= limits.max_draft and max(path) < limits.draft_top_k]
     assert len(tree) - 1 == min(limits.max_nodes, len(fitting))
+    growth = StaticGrowth(ROOT, EAGLE_1, limits)
+    grow(growth, source := Coin(seed, (0.9, 0.3)))
+    assert sum(map(len, source.asked)) == growth.max_expanded + bool(fitting and limits.max_nodes)
+
+
+def test_of_a_shape_too_large_the_likeliest_stay() -> None:
+    """The first ones stayed, which are the shallow ones: five nodes never came to a third level."""
+    tree = static(Coin(0, (0.9, 0.3)), DraftLimits(5, 4, 5))
+    assert (tree.depths, tree.parents) == ((0, 1, 1, 2, 2, 3), (-1, 0, 0, 1, 1, 3))
 
 
 def test_missing_and_double_guesses_leave_their_subtrees_out() -> None:

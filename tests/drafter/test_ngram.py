@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from drafter import ngram
 from drafter.base import DraftLimits
 from drafter.ngram import NgramDraft
+from drafter.scored import ScoredTree
 from tests.drafter.requests import LIMITS, assert_within, request
 from verifier.errors import BadSetting
 from verifier.tree import TokenTree
@@ -18,66 +19,84 @@ BUSH = DraftLimits(3, 3, 20)
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
-def propose(ids: Sequence[int], limits: DraftLimits = CHAIN, min_n: int = 2, max_n: int = 3) -> TokenTree:
-    return NgramDraft(min_n, max_n).propose(request(ids, limits)).tree
+def propose(ids: Sequence[int], limits: DraftLimits = CHAIN, min_n: int = 2, max_n: int = 3) -> ScoredTree:
+    return NgramDraft(min_n, max_n).propose(request(ids, limits))
 
 
-def continuations(ids: list[int], num_tokens: int, min_n: int, max_n: int) -> list[list[int]]:
-    """The definition: every text that followed the longest known suffix, the latest first."""
-    for n in range(max_n, min_n - 1, -1):
-        suffix = ids[-n:]
-        ends = [end for end in range(len(ids) - 1, n - 1, -1) if ids[end - n : end] == suffix]
-        if ends and len(ids) >= n:
-            return [[(ids[end:] * num_tokens)[i] for i in range(num_tokens)] for end in ends]
-    return []
+def shares_of_paths(ids: list[int], max_draft: int, min_n: int, max_n: int) -> dict[tuple[int, ...], float]:
+    """The definition, by path: weights of the occurrences that go along it, of those that reach its parent and one."""
+    voters: list[tuple[int, tuple[int, ...]]] = []
+    for end in range(len(ids) - 1, 0, -1):
+        matched = 0
+        while matched < min(end, ngram.MAX_MATCHED_TOKENS) and ids[end - 1 - matched] == ids[-1 - matched]:
+            matched += 1
+        if matched >= min_n:
+            voters.append((matched, tuple((ids[end:] * max_draft)[:max_draft])))
+    voters.sort(key=lambda voter: -min(voter[0], max_n))  # stays in order otherwise: the latest first
+    voters = voters[: ngram.MAX_OCCURRENCES]
 
+    def votes(path: tuple[int, ...], depth: int) -> float:
+        weights = [
+            min(n + depth - 1, ngram.MAX_MATCHED_TOKENS) ** 2 / 5 for n, text in voters if text[: len(path)] == path
+        ]
+        return sum(weights)
 
-def paths(tree: TokenTree) -> list[list[int]]:
-    leaves = [path for node, path in enumerate(tree.paths) if node not in tree.parents and node > 0]
-    return [[tree.tokens[node] for node in path[1:]] for path in leaves]
+    paths = {text[:depth] for _, text in voters for depth in range(1, max_draft + 1)}
+    return {path: votes(path, len(path)) / (1 + votes(path[:-1], len(path))) for path in paths}
 
 
 def test_what_followed_is_proposed() -> None:
-    assert propose([1, 2, 3, 4, 5, 6, 9, 1, 2]) == TokenTree.chain([2, 3, 4, 5, 6])
+    assert propose([1, 2, 3, 4, 5, 6, 9, 1, 2]).tree == TokenTree.chain([2, 3, 4, 5, 6])
 
 
 def test_nothing_known_means_nothing_proposed() -> None:
-    assert propose([1, 2, 3, 4, 5]) == TokenTree.chain([5])
-    assert propose([1, 2, 3, 2]) == TokenTree.chain([2])  # known as a unigram only
-    assert propose([1]) == TokenTree.chain([1])
+    assert propose([1, 2, 3, 4, 5]) == ScoredTree.root(5)
+    assert propose([1, 2, 3, 2]) == ScoredTree.root(2)  # known as a unigram only
+    assert propose([1]) == ScoredTree.root(1)
 
 
-def test_the_longest_suffix_wins_over_a_later_shorter_one() -> None:
+def test_a_longer_match_outvotes_a_later_shorter_one() -> None:
     ids = [7, 1, 2, 50, 51, 8, 1, 2, 60, 61, 7, 1, 2]
-    assert propose(ids, max_n=3) == TokenTree.chain([2, 50, 51, 8, 1])
-    assert propose(ids, max_n=2) == TokenTree.chain([2, 60, 61, 7, 1])
+    assert propose(ids, max_n=3).tree == TokenTree.chain([2, 50, 51, 8, 1])
+    assert propose(ids[1:], max_n=3).tree == TokenTree.chain([2, 60, 61, 7, 1])
 
 
-def test_the_latest_occurrence_comes_first_and_others_branch_off() -> None:
+def test_what_followed_more_often_comes_first_and_of_equals_the_latest() -> None:
     ids = [1, 2, 5, 6, 9, 1, 2, 5, 7, 9, 1, 2, 8, 8, 0, 1, 2]
-    assert propose(ids, BUSH) == TokenTree((2, 8, 8, 0, 5, 7, 9, 6, 9), (-1, 0, 1, 2, 0, 4, 5, 4, 7))
+    scored = propose(ids, BUSH)
+    assert scored.tree.tokens[:3] == (2, 5, 8)
+    assert scored.shares[1:3] == pytest.approx((1.6 / 3.4, 0.8 / 3.4))
+    assert [scored.tree.tokens[node] for node in scored.ranking] == list(scored.tree.tokens)
+
+
+def test_the_more_tokens_match_the_surer_the_guess() -> None:
+    """A text that is being copied is told from a pair of words that happens to stand there twice."""
+    shares = [propose([*range(20), *range(20 - matched, 20)], CHAIN, 1).shares[1] for matched in range(1, 20)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.2
+    assert shares[-1] > 0.95
 
 
 def test_a_repetition_is_taken_to_go_on() -> None:
     """Where the text itself ends, the loop that it seems to be in is continued, rather than the draft cut short."""
-    assert propose([0, 1, 0, 1, 0, 1], DraftLimits(6, 1, 6)) == TokenTree.chain([1, 0, 1, 0, 1, 0, 1])
-    assert propose([5, 5, 5], DraftLimits(6, 1, 6)) == TokenTree.chain([5] * 7)
+    assert propose([0, 1, 0, 1, 0, 1], DraftLimits(6, 1, 6)).tree == TokenTree.chain([1, 0, 1, 0, 1, 0, 1])
+    assert propose([5, 5, 5], DraftLimits(6, 1, 6)).tree == TokenTree.chain([5] * 7)
 
 
 @given(TEXTS, LIMITS, st.integers(1, 3), st.integers(0, 2))
-def test_trees_hold_what_the_definition_says_within_the_limits(
+def test_trees_hold_the_likeliest_that_the_definition_says_within_the_limits(
     ids: list[int], limits: DraftLimits, min_n: int, more_n: int
 ) -> None:
-    tree = propose(ids, limits, min_n, min_n + more_n)
-    assert_within(tree, limits)
-    expected = continuations(ids, limits.max_draft, min_n, min_n + more_n)
-    known = [text[: len(path)] for text in expected for path in paths(tree)]
-    assert all(path in known for path in paths(tree))
-    if expected and not limits.off:
-        depth = min(limits.max_draft, limits.max_nodes)
-        assert tree.tokens[1 : depth + 1] == tuple(expected[0][:depth])
+    scored = propose(ids, limits, min_n, min_n + more_n)
+    assert_within(scored.tree, limits)
+    expected = shares_of_paths(ids, limits.max_draft, min_n, min_n + more_n)
+    paths = [tuple(scored.tree.tokens[node] for node in path[1:]) for path in scored.tree.paths]
+    assert scored.shares[1:] == pytest.approx([expected[path] for path in paths[1:]])
+    firsts = sorted((share for path, share in expected.items() if len(path) == 1), reverse=True)
+    if firsts and not limits.off:
+        assert scored.shares[1] == pytest.approx(firsts[0])
     else:
-        assert len(tree) == 1
+        assert len(paths) == 1
 
 
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8))
@@ -119,7 +138,7 @@ def test_sequences_are_kept_apart_and_forgotten_when_closed() -> None:
 def test_a_reused_sequence_number_starts_afresh() -> None:
     drafter = NgramDraft()
     drafter.propose(request([1, 2, 3, 4, 1, 2], CHAIN))
-    assert drafter.propose(request([9, 8, 7, 6, 5, 4, 1, 2, 0], CHAIN)).tree == TokenTree.chain([0])
+    assert drafter.propose(request([9, 8, 7, 6, 5, 4, 1, 2, 0], CHAIN)) == ScoredTree.root(0)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +159,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_occurrences_are_looked_at_in_repetitive_text() -> None:
     ids = [token for step in range(5000) for token in (1, 2, 10 + step)]
-    tree = propose([*ids, 1, 2], DraftLimits(1, 10_000, 10_000))
-    assert len(tree) - 1 == ngram.MAX_OCCURRENCES
+    scored = propose([*ids, 1, 2], DraftLimits(1, 10_000, 10_000))
+    assert len(scored.tree) - 1 == ngram.MAX_OCCURRENCES
 
 
 @pytest.mark.parametrize(("min_n", "max_n", "setting"), [(0, 3, "min_n"), (3, 2, "max_n")])

@@ -31,6 +31,17 @@ def test_the_best_keep_their_order_and_their_shares() -> None:
     assert TREE.best(5) is TREE
 
 
+def test_the_likeliest_come_first() -> None:
+    assert TREE.likeliest(3, 2) == ScoredTree(TokenTree((9, 1, 2, 4), (-1, 0, 0, 2)), (1.0, 0.6, 0.4, 0.9))
+    assert TREE.likeliest(4, 2).tree == TokenTree((9, 1, 2, 4, 5), (-1, 0, 0, 2, 3))
+    assert TREE.likeliest(0, 2) == ScoredTree.root(9)
+
+
+def test_siblings_beyond_the_branching_go_with_all_below_them() -> None:
+    assert TREE.likeliest(5, 1) == ScoredTree(TokenTree((9, 1, 3), (-1, 0, 1)), (1.0, 0.6, 0.5))
+    assert TREE.likeliest(5, 0) == ScoredTree.root(9)
+
+
 @pytest.mark.parametrize("shares", [(1.0,), (1.0, -0.1), (1.0, 1.1), (1.0, math.nan)])
 def test_what_is_no_probability_is_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="shares"):

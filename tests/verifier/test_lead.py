@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from tests.ranks import Table, ThreadFollowers, ThreadRanks
-from verifier.batch import Moves, Segment, StepPlan
+from verifier.batch import Moves, PageCopies, Segment, StepPlan
 from verifier.errors import RankLost
 from verifier.lead import Leader, follow
 from verifier.ranks import Ranks
 from verifier.tree import TokenTree
 
-PLAN = StepPlan((Segment(0, TokenTree.chain((5, 6)), (3,)),), ((1, 2),))
+PLAN = StepPlan((Segment(0, TokenTree.chain((5, 6)), (3,)),))
+MOVES, COPIES = Moves((7,), (4,)), PageCopies(((1, 2),))
 LIMIT_S, BEAT_S, IDLE_S = 0.8, 0.02, 0.8
 
 
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.done: list[StepPlan | Moves] = []
+        self.done: list[StepPlan | Moves | PageCopies] = []
         self.before: Callable[[], object] = lambda: None
 
     def forward(self, plan: StepPlan) -> None:
@@ -36,6 +37,9 @@ class Worker:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.done.append(Moves(tuple(sources), tuple(targets)))
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.done.append(PageCopies(tuple(pairs)))
 
 
 class Group:
@@ -75,13 +79,13 @@ def group() -> Iterator[Group]:
 
 
 def test_followers_do_what_they_are_told(group: Group) -> None:
-    moves = Moves((7,), (4,))
     group.step()
-    with group.leader.step(moves):
-        pass
+    for command in (COPIES, MOVES):
+        with group.leader.step(command):
+            pass
     group.step()
     group.leader.close()
-    assert [worker.done for worker in group.workers[1:]] == [[PLAN, moves, PLAN]] * 2
+    assert [worker.done for worker in group.workers[1:]] == [[PLAN, COPIES, MOVES, PLAN]] * 2
     assert group.followers.fault(0) is None
     assert group.reasons == []
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drafter.options import DraftOptions
 from drafter.scripted import Oracle
 from tests.fakes import FakeVerifier, plain_decoding
 from tests.workers.tokenizers import byte_level
@@ -98,6 +99,14 @@ def test_a_prompt_is_answered(run: Run, tmp_path: Path, source: str) -> None:
     code, out, err = run(*arguments[source], "--max-tokens", "12", piped="#$%\n")
     assert (code, out) == (0, says("#$%&", 12) + "\n")
     assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, mean acceptance length [\d.]+, acceptance rate [\d.]+%\n", err)
+
+
+def test_options_of_draft_networks(build: Build, run: Run) -> None:
+    flags = ["--draft-threshold", "0.3", "--draft-decay", "0.9", "--draft-noise-ranking", "--draft-layer-ids", "2,15"]
+    run("--prompt", "#", "--max-tokens", "2", *flags)
+    assert build.specs[-1].draft_options == DraftOptions("dynamic", 0.3, 0.9, True, (2, 15))
+    code, _, error = run("--prompt", "#", "--draft-growth", "wild")
+    assert (code, error) == (2, "generate.py: error: --draft-growth is 'wild', but must be one of: dynamic, static.\n")
 
 
 def test_an_impossible_thread_count_is_refused(build: Build, run: Run) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from drafter.factory import DraftPlan
+from drafter.factory import plan_drafter
 from tests.deployments.tiny import make_tiny_model
 from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
+from verifier.weights import Checkpoint
 from workers import build
 from workers.build import EngineSpec, build_engine
 from workers.machine import available_memory, check_memory, kv_bytes_per_token, physical_cores, weight_bytes
@@ -27,12 +28,13 @@ def test_memory_is_counted(tiny: Path) -> None:
     embedding = config.vocab_size * config.hidden_size
     # fp16 on disk; the embedding is held as fp32, and once more as the packed head.
     assert weight_bytes(config) == pytest.approx(weights + embedding * 4, abs=20_000)
+    assert Checkpoint.open(tiny).held_bytes == pytest.approx(weight_bytes(config), abs=20_000)
     assert kv_bytes_per_token(config) == 2 * 2 * 3 * 64 * 4
     engine = EngineSpec().engine_config(config)
     needed = weight_bytes(config) + 512 * kv_bytes_per_token(config)
-    check_memory(config, engine, DraftPlan("none"), needed)
+    check_memory(config, engine, plan_drafter("none", config), needed)
     with pytest.raises(DraftreeError, match="does not fit"):
-        check_memory(config, engine, DraftPlan("none"), needed - 1)
+        check_memory(config, engine, plan_drafter("none", config), needed - 1)
 
 
 def test_the_machine_has_memory_and_cores() -> None:

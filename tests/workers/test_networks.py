@@ -1,4 +1,4 @@
-"""A head in the engine: the right features in every situation, sessions that equal rebuilt ones, the same text."""
+"""Draft networks in the engine: the right features in every situation, rebuilt sessions, the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import pytest
 import torch
 
 from drafter.base import Drafter, DraftLimits, DraftRequest
-from drafter.checkpoints import HeadCheckpoint
-from drafter.eagle3 import Eagle3Draft, Session
+from drafter.checkpoints import DraftFolder
 from drafter.factory import plan_drafter
+from drafter.network_draft import NetworkDraft
+from drafter.networks import plan_network
+from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
 from drafter.scripted import FixedIds
 from tests.deployments.tiny import make_tiny_model
+from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head, save_tiny_head
 from tests.fakes import VOCAB_SIZE, FakeVerifier, RecordingDrafter, _state
 from tests.matrix import MAX_ROWS, NUM_TOKENS, Case, make_drafter, make_requests, pairwise
 from tests.models import save_tiny_model
 from tests.workers.test_exactness import decode_plainly
+from verifier.attention import create_attention
 from verifier.config import ModelConfig
 from verifier.errors import CheckpointError
 from verifier.features import Fusion
@@ -31,6 +35,7 @@ from workers.engine import Engine
 from workers.sequence import Request
 
 SHAPE = HeadShape(target_hidden=72, hidden=72, head_dim=16)
+NOISY = DraftOptions(noise_ranking=True)
 
 
 class ReadingDrafter(RecordingDrafter):
@@ -80,58 +85,83 @@ def test_features_in_a_page_about_to_be_copied_are_read_from_its_source() -> Non
     for request in requests:
         engine.submit(request, lambda progress: None)
         engine.step()
-    assert any(plan.page_copies for plan in engine.verifier.plans)  # type: ignore[attr-defined]
+    assert engine.verifier.page_copies  # type: ignore[attr-defined]
     assert engine.stats().drafter_failures == 0
     assert len(drafter.batches[-1]) == 2
 
 
-class CheckedDraft(Eagle3Draft):
+class CheckedDraft(NetworkDraft):
     """Compares each session with one rebuilt from the text, every few tokens."""
 
     num_checked = 0
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, folder: DraftFolder, verifier: Verifier, options: DraftOptions) -> CheckedDraft:
+        network = plan_network(folder, verifier.config, options).load(verifier.model, create_attention())
+        return cls(network, num_pages=verifier.pool.num_pages, page_size=verifier.pool.page_size, options=options)
 
     def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         trees = super().propose_all(batch)
         for request in batch:
             if request.sequence not in trees or len(request.ids) % 3:
                 continue  # the draft cache is as tight as the verifier's; and to save time
-            rebuilt = Eagle3Draft(self.head, num_pages=64, page_size=self.pages.page_size, noise_ranking=True)
+            page_size = self.sessions.pool.page_size
+            rebuilt = NetworkDraft(self.network, num_pages=64, page_size=page_size, options=self.options)
             rebuilt.propose(request)
-            ours, theirs = self.sessions[request.sequence], rebuilt.sessions[request.sequence]
-            for cached, expected_cached in zip(_cached(self, ours), _cached(rebuilt, theirs), strict=True):
+            pairs = zip(_cached(self, request.sequence), _cached(rebuilt, request.sequence), strict=True)
+            for cached, expected_cached in pairs:
                 torch.testing.assert_close(cached, expected_cached, atol=1e-4, rtol=1e-4)
             self.num_checked += 1
         return trees
 
 
-def _cached(drafter: Eagle3Draft, session: Session) -> Iterator[torch.Tensor]:
-    slots = [drafter.pages.slot(session.lease, logical) for logical in range(session.lease.num_committed)]
-    yield drafter.pool.keys[:, slots]
-    yield drafter.pool.values[:, slots]
+def _cached(drafter: NetworkDraft, sequence: int) -> Iterator[torch.Tensor]:
+    sessions, session = drafter.sessions, drafter.sessions.by_sequence[sequence]
+    slots = [sessions.pages.slot(session.lease, logical) for logical in range(session.lease.num_committed)]
+    yield sessions.pool.keys[:, slots]
+    yield sessions.pool.values[:, slots]
     assert session.state is not None
     yield session.state
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a head for it."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, and a draft network of every kind for it."""
     folder = tmp_path_factory.mktemp("models")
-    head = save_tiny_head(folder / "head", SHAPE, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
-    return save_tiny_model(folder / "target"), head
+    eagle = EagleShape(target_hidden=72, hidden=72)
+    return {
+        "target": save_tiny_model(folder / "target"),
+        "eagle3": save_tiny_head(folder / "head", SHAPE, eagle_aux_hidden_state_layer_ids=[0, 1, 3]),
+        "eagle": save_tiny_eagle(folder / "eagle", eagle),
+        "model": save_tiny_model(folder / "model", seed=1, num_hidden_layers=1),
+    }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("tight", "prefix_cache"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("kind", "options", "temperature", "tight", "prefix_cache"),
+    [
+        *(
+            ("eagle3", NOISY, temperature, *cache)
+            for temperature in (0.0, 1.0)
+            for cache in ((True, True), (False, True), (True, False))
+        ),
+        ("eagle3", DraftOptions(threshold=0.1, decay=0.9), 1.0, False, True),
+        ("eagle", DraftOptions(growth="static", noise_ranking=True), 1.0, True, True),
+        ("eagle", DraftOptions(), 0.0, False, True),
+        ("model", NOISY, 1.0, True, True),
+        ("model", DraftOptions(), 0.0, False, True),
+    ],
+)
 def test_the_text_is_that_of_plain_decoding(
-    folders: tuple[Path, Path], temperature: float, tight: bool, prefix_cache: bool
+    folders: dict[str, Path], kind: str, options: DraftOptions, temperature: float, tight: bool, prefix_cache: bool
 ) -> None:
     """Chunked prompts, prefix hits, preemption, trees; and the sessions that the texts alone give."""
-    target, head = folders
     page_size = 8
     case = Case("none", True, 6, page_size, temperature, prefix_cache, tight)
     requests = make_requests(case, 160)
     num_pages = 13 * (1 if tight else 6)
-    verifier = Verifier.load(target, num_pages=num_pages, page_size=page_size, max_rows=MAX_ROWS)
+    verifier = Verifier.load(folders["target"], num_pages=num_pages, page_size=page_size, max_rows=MAX_ROWS)
 
     def engine(drafter: Drafter) -> Engine:
         config = EngineConfig(
@@ -140,8 +170,7 @@ def test_the_text_is_that_of_plain_decoding(
         return Engine(verifier, drafter, config)
 
     plain = engine(plan_drafter("none", verifier.config).create(verifier)).run(requests)
-    drafter = CheckedDraft.load(HeadCheckpoint.open(head, verifier.config), verifier, noise_ranking=True)
-    assert isinstance(drafter, CheckedDraft)
+    drafter = CheckedDraft.of(DraftFolder(folders[kind]), verifier, options)
     drafting = engine(drafter)
     for _ in range(2):
         results = drafting.run(requests)
@@ -153,8 +182,8 @@ def test_the_text_is_that_of_plain_decoding(
     assert (stats.counters.preemptions > 0) == tight
     assert (stats.counters.cached_tokens > 0) == prefix_cache
     assert drafter.num_checked > 50
-    assert not drafter.sessions
-    assert drafter.pages.num_used == 0
+    assert not drafter.sessions.by_sequence
+    assert drafter.sessions.pages.num_used == 0
 
 
 def test_a_text_longer_than_the_heads_positions_goes_on_plainly(tmp_path: Path) -> None:

@@ -9,25 +9,25 @@ from typing import Any, cast
 import pytest
 
 from drafter.base import DraftLimits, DraftRequest
+from drafter.guard import DrafterGuard
 from drafter.scored import ScoredTree
-from tests.fakes import AnsweringDrafter, ManualClock, chain
+from tests.fakes import AnsweringDrafter, chain
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
-from workers.guard import DrafterGuard
 
 REQUEST = DraftRequest(7, [1, 2, 3], DraftLimits(max_draft=2, draft_top_k=2, max_nodes=3), SamplingParams())
 GOOD = ScoredTree.unscored(TokenTree((3, 4, 5), (-1, 0, 0)))
 
 
 def ask(answer: Mapping[int, Any]) -> tuple[dict[int, ScoredTree], DrafterGuard]:
-    guard = DrafterGuard(AnsweringDrafter(lambda batch: cast("Mapping[int, ScoredTree]", answer)), 10, ManualClock())
+    guard = DrafterGuard("it", AnsweringDrafter(lambda batch: cast("Mapping[int, ScoredTree]", answer)), 10)
     return guard.collect(guard.start([REQUEST]), 1.0), guard
 
 
 def test_a_good_tree_passes() -> None:
     trees, guard = ask({7: GOOD})
     assert trees == {7: GOOD}
-    assert (guard.failures, guard.late) == (0, 0)
+    assert guard.failures == 0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_exceptions_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture
     def fail(batch: object) -> Mapping[int, ScoredTree]:
         raise RuntimeError("no such head")
 
-    guard = DrafterGuard(AnsweringDrafter(fail), 10, ManualClock())
+    guard = DrafterGuard("it", AnsweringDrafter(fail), 10)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert guard.collect(guard.start([REQUEST]), 1.0) == {}
@@ -78,19 +78,7 @@ def test_a_drafter_that_fails_to_start_or_to_close_does_no_harm() -> None:
         def close(self, sequence: int) -> None:
             raise ConnectionError
 
-    guard = DrafterGuard(Dead(lambda batch: {}), 10, ManualClock())
+    guard = DrafterGuard("it", Dead(lambda batch: {}), 10)
     assert guard.collect(guard.start([REQUEST]), 1.0) == {}
     guard.close(7)
     assert guard.failures == 2
-
-
-def test_a_collect_beyond_its_deadline_is_late() -> None:
-    clock = ManualClock()
-
-    def dawdle(batch: object) -> Mapping[int, ScoredTree]:
-        clock.now += 2.0
-        return {7: GOOD}
-
-    guard = DrafterGuard(AnsweringDrafter(dawdle), 10, clock)
-    assert guard.collect(guard.start([REQUEST]), 1.0) == {7: GOOD}
-    assert guard.late == 1

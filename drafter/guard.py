@@ -7,7 +7,7 @@ detecting beyond its root.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from drafter.base import Drafter, DraftRequest, Ticket
 from drafter.scored import ScoredTree
@@ -21,15 +21,13 @@ class DrafterGuard:
 
     Attributes:
         failures: exceptions, and trees that could not be used.
-        late: collects that took longer than their deadline.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, drafter: Drafter, vocab_size: int) -> None:
+        self.name = name
         self.drafter = drafter
         self.vocab_size = vocab_size
-        self.clock = clock
         self.failures = 0
-        self.late = 0
         self._asked: dict[Ticket, dict[int, DraftRequest]] = {}
         self._logged: set[str] = set()
 
@@ -48,13 +46,11 @@ class DrafterGuard:
         if ticket is None:
             return {}
         asked = self._asked.pop(ticket)
-        began = self.clock()
         try:
             answers = dict(self.drafter.collect(ticket, deadline_s))
         except Exception as error:
             self._failed("collect", error)
             return {}
-        self.late += self.clock() - began > deadline_s
         return {sequence: tree for sequence, tree in answers.items() if self._is_usable(tree, asked.get(sequence))}
 
     def close(self, sequence: int) -> None:
@@ -78,7 +74,12 @@ class DrafterGuard:
         kind = f"{call}: {type(error).__name__}"
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.warning("drafter failed in %s, further failures of this kind are only counted", call, exc_info=error)
+            logger.warning(
+                "drafter %s failed in %s, further failures of this kind are only counted",
+                self.name,
+                call,
+                exc_info=error,
+            )
 
 
 def find_fault(tree: TokenTree, request: DraftRequest | None, vocab_size: int) -> str | None:

@@ -1,0 +1,110 @@
+"""The model card: what a head was made of, by which commands, and how good it is. Everything in it is looked up."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+from drafter.training.shards import ShardFolder
+from drafter.training.trained import Trained
+
+LICENCE = "apache-2.0"
+PACKAGES = ("torch", "safetensors", "tokenizers")
+
+
+def write_card(folder: Path, head: Trained, data: ShardFolder | None, layout: str) -> None:
+    """Writes ``README.md``.
+
+    Args:
+        data: the shards that it was trained on, if they are still there to be described.
+    """
+    parts = [_head(head, layout), _figures(head), _data(data) if data else "", _settings(head), _commands(head, layout)]
+    (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _head(head: Trained, layout: str) -> str:
+    settings, target = head.settings, head.target.config
+    millions = sum(tensor.numel() for tensor in head.weights.values()) / 1e6
+    return f"""---
+license: {LICENCE}
+base_model: {target.name}
+tags: [speculative-decoding, {settings.method}, draftree]
+---
+
+# {settings.method} draft head for {target.name}
+
+{millions:.1f} million parameters, fp16, in the {layout} layout. It guesses {len(head.target_ids)} of the target's
+{target.vocab_size} tokens and reads the residual stream after layers {_listed(head.layer_ids)} of {target.num_layers}.
+It changes the speed of what the target says, and not a token of it."""
+
+
+def _figures(head: Trained) -> str:
+    figures = head.figures
+    lines = [
+        "## Figures",
+        "",
+        f"On conversations that were held out, after {figures['step']} steps ({figures['rows']} places trained on):",
+        "",
+        "| guess | accepted, where all before it were |",
+        "| --- | --- |",
+        *(f"| {index} | {value:.3f} |" for index, value in enumerate(figures["acceptance"], start=1)),
+        "",
+        f"That makes {figures['mean_length']:.2f} tokens a pass with chains of {len(figures['acceptance'])}; the loss "
+        f"is {figures['loss']:.3f}. Guesses are the likeliest tokens, compared with what the target wrote at "
+        "temperature 0 and above. First guesses by kind of conversation:",
+        "",
+        "| kind | accepted |",
+        "| --- | --- |",
+        *(f"| {kind} | {value:.3f} |" for kind, value in figures["first_by_kind"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def _data(data: ShardFolder) -> str:
+    kinds = Counter(kind for shard in data.shards for kind in shard.kinds)
+    seeds = sorted({shard.header.seed for shard in data.shards})
+    lines = [
+        "## Data",
+        "",
+        f"{data.num_conversations} conversations of {data.num_tokens} tokens that the target itself wrote (seeds "
+        f"{_listed(seeds)}); it was trained on the {data.num_trained_tokens} tokens of answers. Nothing else was used.",
+        "",
+        "| kind | conversations |",
+        "| --- | --- |",
+        *(f"| {kind} | {count} |" for kind, count in sorted(kinds.items())),
+    ]
+    return "\n".join(lines)
+
+
+def _settings(head: Trained) -> str:
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    lines = [
+        "## Training",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in head.settings.to_dict().items()),
+        "",
+        f"Versions: {versions}, Python {platform.python_version()}. Target's fingerprint: "
+        f"`{head.target.checkpoint.fingerprint}`.",
+    ]
+    return "\n".join(lines)
+
+
+def _commands(head: Trained, layout: str) -> str:
+    defaults = type(head.settings)()
+    changed = {name: value for name, value in head.settings.to_dict().items() if value != getattr(defaults, name)}
+    options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in changed.items())
+    return f"""## Commands
+
+```
+python -m drafter.training collect --out data
+python -m drafter.training train --data data --run run{options}
+python -m drafter.training export --run run --data data --out head --layout {layout}
+```"""
+
+
+def _listed(numbers: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, numbers))

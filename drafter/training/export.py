@@ -1,0 +1,60 @@
+"""``python -m drafter.training export``: writes a run's best head for whoever shall load it.
+
+    python -m drafter.training export --run RUN --out HEAD
+    python -m drafter.training export --run RUN --out HEAD-vllm --layout speculators
+
+Beside the weights stands a model card that says what they were made of and how good they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from drafter.training import eagle3_layouts
+from drafter.training.card import write_card
+from drafter.training.runs import RunFolder
+from drafter.training.shards import ShardFolder
+from drafter.training.target import Target, locate
+from drafter.training.trained import Trained
+from verifier.errors import BadSetting
+
+# By method; the first layout is Draftree's own, and the default.
+LAYOUTS: Mapping[str, Mapping[str, Callable[[Path, Trained], None]]] = {
+    "eagle3": {
+        "draftree": eagle3_layouts.save_draftree,
+        "safeailab": eagle3_layouts.save_safeailab,
+        "speculators": eagle3_layouts.save_speculators,
+    },
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """
+    Raises:
+        DraftreeError: there is no such run or layout, or the two do not go together; in one sentence.
+    """
+    options = command_line().parse_args(arguments)
+    run = RunFolder(options.run)
+    head = Trained.load(run, Target.open(locate(options.model)))
+    layouts = LAYOUTS[head.settings.method]
+    if options.layout not in layouts:
+        raise BadSetting("layout", options.layout, f"one of {', '.join(layouts)}")
+    layouts[options.layout](options.out, head)
+    data = ShardFolder(options.data, run.load()["progress"]["shards"]) if options.data else None
+    write_card(options.out, head, data, options.layout)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m drafter.training export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--out", type=Path, required=True, help="the head's folder")
+    parser.add_argument("--layout", default="draftree", help="draftree, safeailab or speculators (%(default)s)")
+    parser.add_argument("--data", type=Path, help="the folder of shards that it was trained on, for the model card")
+    parser.add_argument("--model", default="", help="the target: a folder, a GGUF file or a hub id (the default model)")
+    return parser

@@ -1,0 +1,207 @@
+"""Several drafters as one: their guesses in one tree, each with its chance of being accepted as experience has it.
+
+What comes back from drafters are opinions. Each is turned into a probability by what became of the drafter's earlier
+guesses, and those that several drafters made are joined. What became of a tree the next request tells: its ids go on
+where the last one's ended. Knows ids, shares and outcomes. Knows neither how drafters come to their guesses nor what
+these cost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from drafter.base import Drafter, DraftRequest, Ticket
+from drafter.calibration import Calibration, Kind
+from drafter.guard import DrafterGuard
+from drafter.scored import ScoredTree
+from verifier.errors import BadSetting
+from verifier.tree import TokenTree
+
+if TYPE_CHECKING:
+    from verifier.features import Fusion
+
+MAX_SEQUENCES = 1_024  # whose last tree is remembered; the one used longest ago is forgotten
+_CHECKED_TOKENS = 16
+
+
+class UnitedDraft:
+    """A drafter made of drafters, by name. None of them can hurt: see `DrafterGuard`.
+
+    Each is asked for all that the limits allow, and the likeliest of all guesses are handed on, the likeliest first.
+
+    Attributes:
+        fusion: the one among the drafters; those that read no features have none.
+        calibration: what was learnt. Deterministic: it follows from the texts and the trees alone.
+        late: collects that took longer than their deadline.
+
+    Raises:
+        BadSetting: two of them read different features.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Drafter], vocab_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        fusions = {source.fusion.key: source.fusion for source in sources.values() if source.fusion}
+        if len(fusions) > 1:
+            allowed = "drafters that read the same hidden states of the target, if any"
+            raise BadSetting("draft_model", "+".join(sources), allowed)
+        self.fusion: Fusion | None = next(iter(fusions.values()), None)
+        self.calibration = Calibration()
+        self.late = 0
+        self._sources = {name: DrafterGuard(name, source, vocab_size) for name, source in sources.items()}
+        self._clock = clock
+        self._tickets = count()
+        self._asked: dict[Ticket, _Question] = {}
+        self._memories: OrderedDict[int, _Memory] = OrderedDict()
+
+    @property
+    def failures(self) -> int:
+        """Exceptions of all drafters, and trees that could not be used."""
+        return sum(source.failures for source in self._sources.values())
+
+    @classmethod
+    def of(cls, drafter: Drafter, vocab_size: int, clock: Callable[[], float]) -> UnitedDraft:
+        """``drafter`` itself if it is united already, else united with none."""
+        return drafter if isinstance(drafter, cls) else cls({"drafter": drafter}, vocab_size, clock)
+
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        for request in batch:
+            if memory := self._memories.pop(request.sequence, None):
+                memory.union.teach(self.calibration, memory.written_since(request.ids))
+        ticket = next(self._tickets)
+        tickets = {name: source.start(batch) for name, source in self._sources.items()}
+        self._asked[ticket] = _Question(tuple(batch), tickets)
+        return ticket
+
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
+        question = self._asked.pop(ticket)
+        ends = self._clock() + deadline_s
+        answers = {
+            name: source.collect(question.tickets[name], max(0.0, ends - self._clock()))
+            for name, source in self._sources.items()
+        }
+        self.late += self._clock() > ends
+        united: dict[int, ScoredTree] = {}
+        for request in question.batch:
+            union = _Union(request.ids[-1])
+            for name, trees in answers.items():
+                if request.sequence in trees:
+                    union.add(name, trees[request.sequence])
+            if len(union.nodes) > 1:
+                united[request.sequence] = self._judge(union, request)
+        return united
+
+    def close(self, sequence: int) -> None:
+        self._memories.pop(sequence, None)
+        for source in self._sources.values():
+            source.close(sequence)
+
+    def _judge(self, union: _Union, request: DraftRequest) -> ScoredTree:
+        """The likeliest guesses; all of them are remembered until it is known which were right."""
+        scored = union.judge(self.calibration, sampled=not request.sampling.is_greedy)
+        self._memories[request.sequence] = _Memory(len(request.ids), tuple(request.ids[-_CHECKED_TOKENS:]), union)
+        if len(self._memories) > MAX_SEQUENCES:
+            self._memories.popitem(last=False)
+        return scored.likeliest(request.limits.max_nodes, request.limits.draft_top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    batch: tuple[DraftRequest, ...]
+    tickets: Mapping[str, Ticket | None]  # by drafter
+
+
+@dataclass(slots=True)
+class _Node:
+    """A guess, or the root, with all that is thought of it."""
+
+    number: int
+    parent: int
+    token: int
+    depth: int
+    opinions: dict[str, float] = field(default_factory=dict)  # the shares that drafters give it
+    claims: list[tuple[Kind, float]] = field(default_factory=list)  # what its outcome will be evidence for
+    children: dict[int, _Node] = field(default_factory=dict)  # by token
+
+
+class _Union:
+    """Trees on the same root in one: nodes that several of them have are there once."""
+
+    def __init__(self, root: int) -> None:
+        self.nodes = [_Node(0, -1, root, 0)]
+
+    def add(self, name: str, scored: ScoredTree) -> None:
+        """The tree of the drafter of that name."""
+        places = [self.nodes[0]]
+        tree = scored.tree
+        for token, parent, share in zip(tree.tokens[1:], tree.parents[1:], scored.shares[1:], strict=True):
+            node = self._child(places[parent], token)
+            node.opinions[name] = share
+            places.append(node)
+
+    def judge(self, calibration: Calibration, *, sampled: bool) -> ScoredTree:
+        """All nodes with the shares that experience gives them."""
+        shares = [1.0] * len(self.nodes)
+        for parent in self.nodes:
+            voices = [*dict.fromkeys(name for node in parent.children.values() for name in node.opinions)]
+            for node in parent.children.values():
+                shares[node.number] = _judge_node(node, voices, calibration, sampled)
+            total = sum(shares[node.number] for node in parent.children.values())
+            for node in parent.children.values():
+                shares[node.number] /= max(1.0, total)
+        tree = TokenTree(tuple(node.token for node in self.nodes), tuple(node.parent for node in self.nodes))
+        return ScoredTree(tree, tuple(shares))
+
+    def teach(self, calibration: Calibration, written: Iterable[int]) -> None:
+        """What was written after the root tells about the guesses at these tokens, and about no others."""
+        node = self.nodes[0]
+        for token in written:
+            for child in node.children.values():
+                for kind, share in child.claims:
+                    calibration.observe(kind, share, child.token == token)
+            if token not in node.children:
+                return
+            node = node.children[token]
+
+    def _child(self, parent: _Node, token: int) -> _Node:
+        if token not in parent.children:
+            node = _Node(len(self.nodes), parent.number, token, parent.depth + 1)
+            parent.children[token] = node
+            self.nodes.append(node)
+        return parent.children[token]
+
+
+def _judge_node(node: _Node, voices: Sequence[str], calibration: Calibration, sampled: bool) -> float:
+    """Its calibrated share. ``voices``: the drafters that guess at this token, though perhaps not this one."""
+    node.claims = [(Kind(name, sampled, node.depth), share) for name, share in node.opinions.items()]
+    shares = [calibration.estimate(kind, share) for kind, share in node.claims]
+    if len(voices) == 1:
+        return shares[0]
+    # Drafters that agree are more often right than either is by itself, and one that is contradicted less often; by how
+    # much depends on how alike they are. So it is learnt, for each way in which they can agree or differ, starting from
+    # what would be so if they erred independently.
+    others = [name for name in voices if name not in node.opinions]
+    who = "+".join(node.opinions) + "".join(f", not {name}" for name in others)
+    claim = Kind(who, sampled, node.depth), 1.0 - math.prod(1.0 - share for share in shares)
+    node.claims.append(claim)
+    return calibration.estimate(*claim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Guesses that were handed out, and where the text ended then."""
+
+    num_ids: int
+    tail: tuple[int, ...]
+    union: _Union
+
+    def written_since(self, ids: Sequence[int]) -> Sequence[int]:
+        """What ``ids`` add to that text; nothing if they are another text, as far as its end tells."""
+        start = self.num_ids - len(self.tail)
+        return ids[self.num_ids :] if tuple(ids[start : self.num_ids]) == self.tail else ()

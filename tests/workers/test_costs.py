@@ -1,0 +1,76 @@
+"""Prices follow what is measured, and what has not been measured looks worth a try."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.costs import Costs
+
+
+def make_costs(**seconds_by_rows: float) -> Costs:
+    costs = Costs(lambda rows: rows if rows != 2 else 3, max_rows=64)
+    for name, seconds in seconds_by_rows.items():
+        costs.observe_verifying(int(name[1:]), 0, seconds)
+    return costs
+
+
+def test_nothing_is_known_at_first() -> None:
+    costs = make_costs()
+    assert costs.verifying(5, 1000) == 0.0
+    assert costs.drafting(3, 4) == 0.0
+
+
+def test_a_pass_costs_what_its_padded_rows_cost() -> None:
+    costs = make_costs(r1=1.0, r3=2.0)
+    assert costs.verifying(2, 0) == costs.verifying(3, 0) == 2.0
+
+
+def test_unmeasured_counts_lie_on_a_line_or_beyond_it_level() -> None:
+    costs = make_costs(r4=2.0, r8=4.0)
+    assert [costs.verifying(rows, 0) for rows in (1, 4, 5, 7, 8, 60)] == pytest.approx([2.0, 2.0, 2.5, 3.5, 4.0, 4.0])
+
+
+def test_more_rows_than_a_pass_takes_are_priced_like_the_most() -> None:
+    costs = Costs([0, 1, 2, 3].__getitem__, max_rows=3)
+    costs.observe_verifying(3, 0, 2.0)
+    assert costs.verifying(9, 0) == 2.0
+
+
+def test_keys_cost_extra() -> None:
+    costs = make_costs(r4=2.0)
+    costs.learn_keys(4, 4000, 3.0)
+    assert costs.verifying(4, 8000) == pytest.approx(4.0)
+    costs.observe_verifying(8, 4000, 5.0)
+    assert costs.verifying(8, 0) == pytest.approx(4.0), "of a count first seen with keys, they are taken off"
+
+
+def test_a_pass_over_keys_that_was_quicker_makes_them_free_not_negative() -> None:
+    costs = make_costs(r4=2.0)
+    costs.learn_keys(4, 4000, 1.0)
+    assert costs.verifying(4, 4000) == 2.0
+
+
+def test_a_lasting_change_is_followed_and_shared_by_other_counts() -> None:
+    costs = make_costs(r1=1.0, r8=2.0)
+    for _ in range(60):
+        costs.observe_verifying(1, 0, 3.0)
+    assert costs.verifying(1, 0) == pytest.approx(3.0, rel=0.01)
+    assert costs.verifying(8, 0) > 3.0, "a machine that has become slow is slow for all"
+
+
+def test_a_hiccup_is_no_price() -> None:
+    costs = make_costs(r1=1.0)
+    costs.observe_verifying(1, 0, 100.0)
+    assert costs.verifying(1, 0) < 1.2
+
+
+def test_drafting_is_priced_by_depth_and_batch() -> None:
+    costs = make_costs()
+    costs.observe_drafting(2, 1, 0.2)
+    assert costs.drafting(4, 1) == pytest.approx(0.4), "in proportion to a measured depth"
+    assert costs.drafting(2, 16) == pytest.approx(0.2), "like the nearest batch"
+    costs.observe_drafting(4, 1, 0.3)
+    costs.observe_drafting(2, 9, 1.0)
+    assert costs.drafting(4, 1) == pytest.approx(0.3)
+    assert costs.drafting(2, 16) == pytest.approx(1.0)
+    assert costs.drafting(0, 4) == costs.drafting(4, 0) == 0.0

@@ -1,0 +1,191 @@
+"""How far to guess: as far as it pays, seen on a clock on which every price is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafter.base import DraftLimits, DraftRequest
+from drafter.scored import ScoredTree
+from tests.workers.worlds import Price, World, compute_bound, memory_bound, staircase
+from verifier.sampling import SamplingParams
+from verifier.tree import TokenTree
+from workers.config import EngineConfig
+from workers.costs import Costs
+from workers.policy import AdaptivePolicy, FixedPolicy, Hazards, Load
+from workers.profile import profile
+
+ALONE = Load(decoding=1, rows=1, keys=0, context=0)
+
+
+def make_policy(*seconds_by_rows: float, drafting: float = 0.0, max_stretch: float = 100.0) -> AdaptivePolicy:
+    costs = Costs(lambda rows: rows, max_rows=len(seconds_by_rows))
+    for rows, seconds in enumerate(seconds_by_rows, start=1):
+        costs.observe_verifying(rows, 0, seconds)
+    costs.observe_drafting(1, 1, drafting)
+    return AdaptivePolicy(costs, max_stretch)
+
+
+def request(sequence: int = 0, max_draft: int = 3) -> DraftRequest:
+    return DraftRequest(sequence, [1, 2], DraftLimits(max_draft, 2, 8), SamplingParams())
+
+
+def tree(*shares: float) -> ScoredTree:
+    return ScoredTree(TokenTree.chain(range(len(shares) + 1)), (1.0, *shares))
+
+
+# ── how many nodes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_free_rows_are_filled() -> None:
+    assert make_policy(1, 1, 1, 1).choose({0: tree(0.5, 0.1, 0.1)}, ALONE) == {0: tree(0.5, 0.1, 0.1)}
+
+
+def test_rows_are_bought_as_far_as_they_pay() -> None:
+    """With prices 1, 1.1, 1.2, 2 and chances .5, .25, .2 the yields are 1, 1.36, 1.46, 0.97."""
+    assert make_policy(1, 1.1, 1.2, 2).choose({0: tree(0.5, 0.5, 0.8)}, ALONE) == {0: tree(0.5, 0.5)}
+
+
+def test_nothing_is_bought_where_nothing_pays() -> None:
+    assert make_policy(1, 2, 3).choose({0: tree(0.9, 0.9)}, ALONE) == {}
+
+
+def test_a_step_behind_a_dear_first_row_is_still_seen() -> None:
+    """Prices 1, 2, 2, 2: the second row alone does not pay, three do."""
+    assert make_policy(1, 2, 2, 2).choose({0: tree(0.9, 0.9, 0.9)}, ALONE) == {0: tree(0.9, 0.9, 0.9)}
+
+
+def test_the_likeliest_guesses_of_all_sequences_come_first() -> None:
+    trees = {0: tree(0.9, 0.1), 1: tree(0.3, 0.9)}
+    chosen = make_policy(1, 1, 1.01, 1.05, 5, 5).choose(trees, Load(2, 2, 0, 0))
+    assert chosen == {0: tree(0.9), 1: tree(0.3)}
+
+
+def test_no_request_waits_much_longer_for_another_ones_gain() -> None:
+    policy = make_policy(1, 1.4, 1.9, 2.4, max_stretch=2.0)
+    assert policy.choose({0: tree(0.99, 0.99, 0.99)}, ALONE) == {0: tree(0.99, 0.99)}
+
+
+def test_prompt_chunks_do_not_make_guesses_look_cheap() -> None:
+    """Beside a chunk of 6 rows a guess adds 1 second to 8, but the 8 fall due anyway: what counts is 0.5 tokens for
+    a second in which decoding alone makes nearly one.
+    """
+    policy = make_policy(*range(1, 12))
+    assert policy.choose({0: tree(0.5)}, Load(decoding=1, rows=7, keys=0, context=0)) == {}
+
+
+# ── how deep ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_drafting_goes_as_deep_as_the_levels_pay() -> None:
+    policy = make_policy(*[1] * 9, drafting=0.3)
+    for _ in range(200):
+        policy.learn(0, TokenTree.chain(range(9)), range(1, 3))  # two levels hit, the third was not put to the test
+        policy.learn(0, TokenTree.chain(range(9)), (1, 2, 9))  # two hit, the third missed
+    (limited,) = policy.limit([request(max_draft=8)], ALONE)
+    assert limited.limits.max_draft == 2
+
+
+def test_requests_keep_their_own_limits() -> None:
+    policy = make_policy(*[1] * 9)
+    limited = policy.limit([request(0, 1), request(1, 4)], Load(2, 2, 0, 0))
+    assert [each.limits.max_draft for each in limited] == [1, 4]
+
+
+def test_a_drafter_that_does_not_pay_is_asked_now_and_then_only() -> None:
+    policy = make_policy(1, 1, drafting=0.5)
+    asked = 0
+    for _ in range(1000):
+        if policy.limit([request()], ALONE):
+            asked += 1
+            policy.learn(0, TokenTree.chain((0, 1)), (9,))
+    assert 10 < asked < 40
+
+
+def test_of_two_sequences_the_one_with_good_guesses_drafts() -> None:
+    policy = make_policy(*[1 + 0.1 * rows for rows in range(9)], drafting=0.2)
+    for _ in range(100):
+        policy.learn(0, TokenTree.chain((0, 1)), (1,))
+        policy.learn(1, TokenTree.chain((0, 1)), (9,))
+    assert [each.sequence for each in policy.limit([request(0), request(1)], Load(2, 2, 0, 0))] == [0]
+
+
+# ── what is learnt ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hazards_are_learnt_where_they_were_put_to_the_test() -> None:
+    hazards = Hazards()
+    for _ in range(300):
+        hazards.learn([True, False])
+        hazards.learn([True])
+    assert hazards.rate(1) == pytest.approx(1.0, abs=0.02)
+    assert hazards.rate(2) == pytest.approx(0.0, abs=0.02)
+    assert hazards.expected(2) == pytest.approx([0.0, 1.0, 1.0], abs=0.05)
+
+
+def test_unknown_depths_are_taken_to_be_like_the_one_before() -> None:
+    hazards = Hazards()
+    for _ in range(300):
+        hazards.learn([True])
+    assert hazards.rate(5) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_new_sequence_begins_with_what_all_have_seen() -> None:
+    everybody = Hazards()
+    for _ in range(300):
+        everybody.learn([True])
+    assert Hazards(everybody).rate(1) == everybody.rate(1)
+
+
+def test_the_end_of_a_run_teaches_nothing_about_what_lies_beyond() -> None:
+    policy = make_policy(1, 1)
+    policy.learn(0, TokenTree.chain((0, 1, 2, 3)), (1,))
+    assert policy._of(0).hazards._tries == [1.0]
+
+
+# ── in an engine, against the best fixed depth ───────────────────────────────────────────────────────────────────────
+
+
+def make_world(price: Price, p: float, per_level: float, max_draft: int, *, adaptive: bool) -> World:
+    config = EngineConfig(
+        num_pages=400,
+        page_size=8,
+        max_rows=96,
+        prefix_cache=False,
+        limits=DraftLimits(max_draft, 1, max_draft),
+        draft_deadline_s=1e9,
+        adaptive=adaptive,
+    )
+    world = World(price, p=p, per_level=per_level, config=config)
+    if adaptive:
+        engine = world.engine
+        profile(engine.verifier, engine.pages, engine.costs, config.max_rows, world.clock)
+        world.tokens_per_s(4, 40)  # it gets to know the drafter
+    return world
+
+
+@pytest.mark.parametrize(
+    ("price", "p", "per_level", "count"),
+    [
+        (staircase, 0.0, 0.003, 1),
+        (staircase, 0.6, 0.003, 4),
+        (staircase, 0.9, 0.0, 4),
+        (memory_bound, 0.9, 0.012, 1),
+        (memory_bound, 0.3, 0.003, 8),
+        (compute_bound, 0.9, 0.0, 4),
+    ],
+)
+def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
+    price: Price, p: float, per_level: float, count: int
+) -> None:
+    fixed = {
+        depth: make_world(price, p, per_level, depth, adaptive=False).tokens_per_s(count, 80)
+        for depth in (0, 1, 2, 4, 8)
+    }
+    adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
+    assert adaptive >= 0.97 * max(fixed.values()), fixed
+
+
+def test_fixed_means_fixed() -> None:
+    policy = FixedPolicy()
+    assert policy.limit([request()], ALONE) == [request()]
+    assert policy.choose({0: tree(0.1)}, ALONE) == {0: tree(0.1)}

@@ -1,0 +1,97 @@
+"""Worlds in which time passes as a script says: forward passes, drafts and texts with known prices and chances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+from drafter.base import DraftRequest, InstantDraft
+from drafter.growth import TreeBuilder
+from drafter.scored import ScoredTree
+from tests.fakes import VOCAB_SIZE, FakeVerifier, ManualClock, plain_decoding
+from verifier.batch import StepPlan
+from verifier.sampling import SamplingParams
+from workers.config import EngineConfig
+from workers.engine import Engine
+from workers.sequence import Request
+
+Price = Callable[[int], float]  # rows to seconds
+
+
+def staircase(rows: int) -> float:
+    """Like a small CPU: six rows cost little more than one."""
+    return 0.027 + 0.001 * rows + 0.012 * ((rows - 1) // 6)
+
+
+def memory_bound(rows: int) -> float:
+    """Like a large model on large GPUs: rows are all but free for a while."""
+    return 0.030 + 0.00002 * rows + 0.0005 * max(0, rows - 64)
+
+
+def compute_bound(rows: int) -> float:
+    """Each row costs as much as the one before."""
+    return 0.001 + 0.004 * rows
+
+
+class ScriptedDraft(InstantDraft):
+    """Knows the truth and tells it with probability ``p``, at a price for each level; says what it thinks of itself.
+
+    Attributes:
+        p: chance of each guess, may be changed at any time.
+    """
+
+    def __init__(self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, per_level: float):
+        super().__init__()
+        self._truth, self._clock = truth, clock
+        self.p, self._per_level = p, per_level
+
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
+        self._clock.now += self._per_level * max((request.limits.max_draft for request in batch), default=0)
+        return super().propose_all(batch)
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        builder = TreeBuilder(request.ids[-1], request.limits)
+        node: int | None = 0
+        for position, token in enumerate(self._truth(request.ids)[: request.limits.max_draft], start=len(request.ids)):
+            right = Random(f"{tuple(request.ids[:3])} {position}").random() < self.p
+            node = builder.add(node, token if right else (token + 1) % VOCAB_SIZE, self.p)
+            if node is None:
+                break
+        return builder.build()
+
+
+class World:
+    """An engine on a fake verifier, and a clock that its passes and drafts move on."""
+
+    def __init__(self, price: Price, *, p: float, per_level: float, config: EngineConfig) -> None:
+        self.clock = ManualClock()
+        self.price = price
+        verifier = FakeVerifier(config.num_pages, config.page_size, max_rows=config.max_rows)
+        verifier.on_forward = self._pass_time
+        self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.drafter = ScriptedDraft(self._truth, self.clock, p, per_level)
+        self.engine = Engine(verifier, self.drafter, config, self.clock)
+
+    def requests(self, count: int, max_tokens: int) -> list[Request]:
+        requests = [
+            Request(f"{i}", (1 + i % 20, 2, 3 + i // 20), SamplingParams(seed=i), max_tokens) for i in range(count)
+        ]
+        for request in requests:
+            self.texts[request.prompt_ids] = (
+                *request.prompt_ids,
+                *plain_decoding(request.prompt_ids, request.sampling, max_tokens),
+            )
+        return requests
+
+    def tokens_per_s(self, count: int, max_tokens: int = 150) -> float:
+        """Of so many requests at the same time."""
+        requests = self.requests(count, max_tokens)
+        began = self.clock()
+        results = self.engine.run(requests)
+        return sum(len(result.output_ids) for result in results) / (self.clock() - began)
+
+    def _truth(self, ids: Sequence[int]) -> Sequence[int]:
+        return self.texts[tuple(ids[:3])][len(ids) :]
+
+    def _pass_time(self, plan: StepPlan) -> None:
+        self.clock.now += self.price(plan.num_rows)

@@ -1,0 +1,98 @@
+"""What a step costs, in seconds, as measured on this machine at this load.
+
+Two prices: of a forward pass by its rows and the keys that they attend to, and of drafting by depth and batch. Knows
+counts and seconds. Knows no trees, no tokens and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+
+LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
+MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
+
+
+class Costs:
+    """Estimates that follow the measurements.
+
+    A forward pass is priced by the row count that it is padded to, which makes the price a staircase, plus a price for
+    each pair of a row and a key. What all passes have become dearer by, say by a neighbour on the machine, is kept
+    apart, so that counts which have not been seen for a while stay comparable.
+
+    Args:
+        pad: the row count that a pass over so many rows really has.
+        max_rows: the most that it takes.
+    """
+
+    def __init__(self, pad: Callable[[int], int], max_rows: int) -> None:
+        self._pad, self._max_rows = pad, max_rows
+        self._by_rows: dict[int, float] = {}  # by padded rows, without keys, at load 1
+        self._per_key = 0.0
+        self._load = 1.0
+        self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth
+
+    def padded(self, rows: int) -> int:
+        return self._pad(min(rows, self._max_rows))
+
+    def verifying(self, rows: int, keys: int) -> float:
+        """Of one pass over ``rows`` rows that attend to ``keys`` keys altogether; 0 before anything was measured.
+
+        Between measured counts a straight line; beyond them the nearest, so that what is unknown looks worth a try.
+        """
+        return self._load * (_between(self._by_rows, self.padded(rows)) + keys * self._per_key)
+
+    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+        count = self.padded(rows)
+        if count not in self._by_rows:
+            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1)
+            return
+        surprise = _surprise(seconds, self.verifying(rows, keys))
+        self._by_rows[count] *= math.exp(LEARNING_RATE * surprise)
+        self._load *= math.exp(LEARNING_RATE * surprise)
+
+    def learn_keys(self, rows: int, keys: int, seconds: float) -> None:
+        """The price of a key, from one pass over a long context and what is known about short ones."""
+        rest = seconds / self._load - _between(self._by_rows, self.padded(rows))
+        self._per_key = max(0.0, rest / keys)
+
+    def drafting(self, depth: int, batch: int) -> float:
+        """Of trees so deep for so many sequences; 0 before anything was measured.
+
+        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch what the nearest does.
+        """
+        if not self._drafting or not depth or not batch:
+            return 0.0
+        size = _power_of_two(batch)
+        by_depth = self._drafting[min(self._drafting, key=lambda known: abs(math.log2(known / size)))]
+        nearest = min(by_depth, key=lambda known: abs(known - depth))
+        return by_depth[nearest] * depth / nearest
+
+    def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
+        by_depth = self._drafting.setdefault(_power_of_two(batch), {})
+        known = by_depth.get(depth)
+        by_depth[depth] = seconds if not known else known * math.exp(LEARNING_RATE * _surprise(seconds, known))
+
+
+def _surprise(seconds: float, estimate: float) -> float:
+    ratio = math.log(max(seconds, 1e-9) / max(estimate, 1e-9))
+    return min(MAX_SURPRISE, max(-MAX_SURPRISE, ratio))
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _between(known: dict[int, float], at: int) -> float:
+    """Piecewise linear through the known points, and level outside of them."""
+    counts = sorted(known)
+    if not counts:
+        return 0.0
+    place = bisect_left(counts, at)
+    if place == len(counts):
+        return known[counts[-1]]
+    if place == 0 or counts[place] == at:
+        return known[counts[place]]
+    low, high = counts[place - 1], counts[place]
+    return known[low] + (known[high] - known[low]) * (at - low) / (high - low)

@@ -1,0 +1,271 @@
+"""How far to guess: depth before drafting, the number of nodes after it. Down to not at all.
+
+Guesses are bought with seconds and paid back in tokens. A step is worth taking in the form that yields the most tokens
+a second, so for each form the expected tokens are weighed against the expected seconds, drafting included. Knows
+probabilities, counts and prices. Knows no tensors, no pages and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from drafter.base import DraftRequest
+from drafter.scored import ScoredTree
+from verifier.tree import TokenTree
+from workers.costs import Costs
+
+PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
+MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
+PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
+MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 8, 512  # steps
+
+
+class Load(NamedTuple):
+    """What a step holds before anybody guesses."""
+
+    decoding: int  # sequences whose root is in it, one row each
+    rows: int  # roots and prompt chunks
+    keys: int  # that these rows attend to
+    context: int  # keys that one more row attends to, on average
+
+
+class Policy(Protocol):
+    """Decides within the limits that requests have; learns from what it is shown."""
+
+    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        """Who shall draft, how deep."""
+        ...
+
+    def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
+        """Which of the guesses shall be verified."""
+        ...
+
+    def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
+        """What was guessed, and what was said."""
+        ...
+
+    def forget(self, sequence: int) -> None: ...
+
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None: ...
+
+    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None: ...
+
+
+class FixedPolicy:
+    """Guesses as far as the limits allow, whatever it costs."""
+
+    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        return list(requests)
+
+    def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
+        return dict(trees)
+
+    def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
+        pass
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None:
+        pass
+
+    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+        pass
+
+
+class Hazards:
+    """How often trees hold the next token at each depth, given that they held all before it.
+
+    What is beyond the end of a run was not put to the test and teaches nothing.
+    """
+
+    def __init__(self, prior: Hazards | None = None) -> None:
+        self._prior = prior
+        self._hits: list[float] = []
+        self._tries: list[float] = []
+
+    def rate(self, depth: int) -> float:
+        """At ``depth`` of 1 and more."""
+        prior, weight = (self._prior.rate(depth), PRIOR_WEIGHT) if self._prior else (self._guess(depth), 1.0)
+        if depth > len(self._tries):
+            return prior
+        return (self._hits[depth - 1] + weight * prior) / (self._tries[depth - 1] + weight)
+
+    def _guess(self, depth: int) -> float:
+        """Before anything is known of that depth: what holds at the depth before."""
+        return self.rate(depth - 1) if depth > 1 else 0.5
+
+    def expected(self, depth: int) -> list[float]:
+        """Accepted tokens to expect of trees of depth 0, 1, … ``depth``."""
+        tokens, reached = [0.0], 1.0
+        for level in range(1, depth + 1):
+            reached *= self.rate(level)
+            tokens.append(tokens[-1] + reached)
+        return tokens
+
+    def learn(self, outcomes: Sequence[bool]) -> None:
+        """Whether the tree held the next token, depth by depth."""
+        for depth, hit in enumerate(outcomes):
+            if depth == len(self._tries):
+                self._hits.append(0.0)
+                self._tries.append(0.0)
+            self._hits[depth] = MEMORY * self._hits[depth] + hit
+            self._tries[depth] = MEMORY * self._tries[depth] + 1
+
+
+@dataclass
+class _Known:
+    """About one sequence."""
+
+    hazards: Hazards
+    idle: int = 0  # steps since it drafted
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A form that the step could take."""
+
+    tokens: float  # accepted guesses to expect
+    rows: int  # of guesses
+    drafting: float  # seconds
+
+
+class AdaptivePolicy:
+    """Guesses as far as the expected tokens pay for the expected seconds.
+
+    Args:
+        max_stretch: how many times longer than without guesses a step may take, so that the time between two tokens of
+            any one request is bounded by that, whatever it gains the others.
+    """
+
+    def __init__(self, costs: Costs, max_stretch: float = 3.0) -> None:
+        self.costs = costs
+        self._max_stretch = max_stretch
+        self._all = Hazards()
+        self._known: dict[int, _Known] = {}
+        self._spent = 0.0  # on drafting in this step, in seconds
+
+    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        self._spent = 0.0
+        chosen = self._worth_drafting(requests, load)
+        for request in requests:
+            known = self._of(request.sequence)
+            if request.sequence in chosen:
+                continue
+            known.idle += 1
+            if known.idle >= self._probe_interval(load):
+                chosen[request.sequence] = 1
+        limited: list[DraftRequest] = []
+        for request in requests:
+            if depth := chosen.get(request.sequence):
+                self._of(request.sequence).idle = 0
+                limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
+                limited.append(replace(request, limits=limits))
+        return limited
+
+    def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
+        ranked = sorted(
+            (-scored.survival[node], rank, sequence)
+            for sequence, scored in trees.items()
+            for rank, node in enumerate(scored.ranking)
+            if node
+        )
+        forms = [_Form(0.0, 0, self._spent)]
+        tokens = 0.0
+        for rows, (negative, _, _) in enumerate(ranked, start=1):
+            tokens -= negative
+            last_of_stair = self.costs.padded(load.rows + rows) == load.rows + rows or rows == len(ranked)
+            if last_of_stair:
+                forms.append(_Form(tokens, rows, self._spent))
+        kept = dict.fromkeys(trees, 0)
+        for _, _, sequence in ranked[: self._best(forms, load).rows]:
+            kept[sequence] += 1
+        return {sequence: trees[sequence].best(count) for sequence, count in kept.items() if count}
+
+    def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
+        node = 0
+        outcomes: list[bool] = []
+        for _, token in zip(range(max(guessed.depths)), run, strict=False):
+            child = guessed.child(node, token)
+            outcomes.append(child is not None)
+            if child is None:
+                break
+            node = child
+        self._all.learn(outcomes)
+        self._of(sequence).hazards.learn(outcomes)
+
+    def forget(self, sequence: int) -> None:
+        self._known.pop(sequence, None)
+
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None:
+        self._spent = seconds
+        self.costs.observe_drafting(_deepest(requests), len(requests), seconds)
+
+    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+        self.costs.observe_verifying(rows, keys, seconds)
+
+    def _of(self, sequence: int) -> _Known:
+        if sequence not in self._known:
+            self._known[sequence] = _Known(Hazards(self._all))
+        return self._known[sequence]
+
+    def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
+        """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
+        expected = {
+            request.sequence: self._of(request.sequence).hazards.expected(request.limits.max_draft)
+            for request in requests
+        }
+        forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
+        for depth in range(1, _deepest(requests) + 1):
+            gains = sorted(
+                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in expected.items()), reverse=True
+            )
+            for count in _counts(len(gains)):
+                drafting = self.costs.drafting(depth, count)
+                form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, drafting)
+                forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
+        return forms[self._best(list(forms), load)]
+
+    def _best(self, forms: Sequence[_Form], load: Load) -> _Form:
+        """The form with the best yield.
+
+        Prompt chunks are a cost that falls due anyway. So a second is priced at what the decoding sequences alone could
+        make of it, and that form is best whose tokens exceed the price of its added seconds by most.
+        """
+        context = load.context
+        plain = self.costs.verifying(load.rows, load.keys)
+        if plain <= 0.0:  # nothing was measured yet: to guess is to find out
+            return forms[-1]
+        rate = max(
+            (load.decoding + form.tokens)
+            / (self.costs.verifying(load.decoding + form.rows, (load.decoding + form.rows) * context) + form.drafting)
+            for form in forms
+        )
+
+        def surplus(form: _Form) -> float:
+            return form.tokens - rate * (self._seconds(form, load) - plain)
+
+        allowed = [form for form in forms if self._seconds(form, load) <= self._max_stretch * plain]
+        return max(allowed or forms[:1], key=surplus)
+
+    def _seconds(self, form: _Form, load: Load) -> float:
+        keys = load.keys + form.rows * load.context
+        return self.costs.verifying(load.rows + form.rows, keys) + form.drafting
+
+    def _probe_interval(self, load: Load) -> float:
+        """Steps after which the price of a shallow draft is small beside what these steps took."""
+        plain = self.costs.verifying(load.rows, load.keys)
+        price = self.costs.drafting(1, 1)
+        interval = price / (PROBE_SHARE * plain) if plain > 0 else 0.0
+        return min(MAX_PROBE_INTERVAL, max(MIN_PROBE_INTERVAL, interval))
+
+
+def _deepest(requests: Iterable[DraftRequest]) -> int:
+    return max((request.limits.max_draft for request in requests), default=0)
+
+
+def _counts(total: int) -> list[int]:
+    """1, 2, 4, … and all."""
+    return [*(1 << power for power in range(total.bit_length()) if 1 << power < total), *([total] if total else [])]
