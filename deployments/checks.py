@@ -80,5 +80,7 @@ def engine_spec(settings: Settings) -> EngineSpec:
         exact=settings.exact,
         tensor_parallel=settings.tensor_parallel,
         acceptance=settings.acceptance,
+        adaptive=settings.adaptive,
+        max_stretch=settings.max_stretch,
         threads=settings.threads or physical_cores(),
     )

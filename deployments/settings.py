@@ -51,13 +51,18 @@ class Settings(BaseModel):
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
     draft_model: Word = SPEC.draft_model
-    """Who guesses: none (plain decoding), ngram, or the folder of a draft network: a head or a small model."""
+    """Who guesses: none (plain decoding), ngram, eagle3 (the head that comes along), or the folder of a draft network;
+    several joined by +; auto: ngram, and eagle3 where a head for the model comes along."""
     max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
     """Draft length: the most tokens of a guess; 0 is plain decoding."""
     draft_top_k: Annotated[int, Field(ge=1, le=16)] = SPEC.limits.draft_top_k
     """Guesses kept at each node of a draft tree."""
     max_nodes: Annotated[int, Field(ge=0, le=128)] = SPEC.limits.max_nodes
     """Guesses in a draft tree altogether."""
+    adaptive: bool = SPEC.adaptive
+    """Whether to guess only as far as it pays, within these limits; otherwise as far as they allow."""
+    max_stretch: Annotated[float, Field(ge=1, le=100)] = SPEC.max_stretch
+    """Adaptive: how many times longer than without guesses a step may take."""
     draft_growth: Word = SPEC.draft_options.growth
     """Shape of a draft network's trees: dynamic (the likeliest guesses) or static (EAGLE-1's)."""
     draft_threshold: float = SPEC.draft_options.threshold

@@ -45,28 +45,16 @@ class Curve:
 
     def _fit(self) -> list[float]:
         """Values at the knots, by pooling adjacent violators."""
-        pools: list[_Pool] = []
+        pools: list[tuple[float, float, int]] = []  # their value, its weight, and the knots that share it
         for knot, accepted, seen in zip(KNOTS, self.accepted, self.seen, strict=True):
-            pool = _Pool(accepted + PRIOR * knot, seen + PRIOR, 1)
-            while pools and pools[-1].value > pool.value:
-                pool = pool.joined(pools.pop())
-            pools.append(pool)
-        return [pool.value for pool in pools for _ in range(pool.num_knots)]
-
-
-class _Pool(NamedTuple):
-    """Knots that share a value."""
-
-    accepted: float
-    seen: float
-    num_knots: int
-
-    @property
-    def value(self) -> float:
-        return self.accepted / self.seen
-
-    def joined(self, other: _Pool) -> _Pool:
-        return _Pool(self.accepted + other.accepted, self.seen + other.seen, self.num_knots + other.num_knots)
+            weight, num_knots = seen + PRIOR, 1
+            value = (accepted + PRIOR * knot) / weight
+            while pools and pools[-1][0] > value:
+                other, other_weight, other_knots = pools.pop()
+                value = (value * weight + other * other_weight) / (weight + other_weight)
+                weight, num_knots = weight + other_weight, num_knots + other_knots
+            pools.append((value, weight, num_knots))
+        return [value for value, _, num_knots in pools for _ in range(num_knots)]
 
 
 def _place(share: float) -> tuple[int, float]:
@@ -105,7 +93,8 @@ class Calibration:
         ]
 
     def _curve(self, kind: Kind) -> Curve:
-        kind = kind._replace(depth=min(kind.depth, NUM_DEPTHS))
+        if kind.depth > NUM_DEPTHS:
+            kind = kind._replace(depth=NUM_DEPTHS)
         if kind not in self._curves:
             self._curves[kind] = Curve()
         return self._curves[kind]

@@ -67,7 +67,7 @@ NOBODY = Nobody()
 
 
 class Followers(Protocol):
-    """The processes of the other ranks, as rank 0 holds them."""
+    """The processes of the other ranks, as rank 0 holds them. Thread-safe."""
 
     def fault(self, within_s: float) -> str | None:
         """Which of them have ended and why; None if none has and none does ``within_s`` seconds."""
@@ -152,10 +152,11 @@ class Leader:
         """Gives all ranks up. The first reason stays: what follows from it says less."""
         with self._losing:
             if self.lost is None:
-                self.lost = f"rank 0 failed in a step: {type(error).__name__}: {error}"
+                reason = f"rank 0 failed in a step: {type(error).__name__}: {error}"
                 if isinstance(error, RankLost):
-                    self.lost = self._followers.fault(END_S) or str(error)
-                logger.error("the verifier is lost: %s", self.lost)
+                    reason = self._followers.fault(END_S) or str(error)
+                logger.error("the verifier is lost: %s", reason)
+                self.lost = reason
                 self._over.set()
                 self._followers.stop(0)
                 self._tell(self.lost)

@@ -39,7 +39,7 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"  # none, ngram or the folder of a draft network; several joined by +
+    draft_model: str = "auto"  # none, ngram, eagle3 or the folder of a draft network; several joined by +
     limits: DraftLimits = DEFAULT_LIMITS
     draft_options: DraftOptions = field(default_factory=DraftOptions)  # of draft networks
     page_size: int = 16  # tokens
@@ -51,7 +51,13 @@ class EngineSpec:
     exact: bool = True
     tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
     acceptance: Acceptance = "exact"
+<<<<<<< HEAD
     threads: int = 0  # of all ranks together; 0: torch's own choice
+=======
+    adaptive: bool = True  # guess only as far as it pays, within the limits
+    max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
+    threads: int = 0  # 0: torch's own choice
+>>>>>>> main
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
         """What is left to work out, for this model.
@@ -73,6 +79,8 @@ class EngineSpec:
             tensor_parallel=self.tensor_parallel,
             exact=self.exact,
             acceptance=self.acceptance,
+            adaptive=self.adaptive,
+            max_stretch=self.max_stretch,
             limits=self.limits,
         )
 
@@ -123,6 +131,7 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
     import torch
 
     from workers.engine import Engine
+<<<<<<< HEAD
     from workers.group import load_ranks
 
     if threads:
@@ -130,4 +139,16 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
     verifier = load_ranks(path, config)
     engine = Engine(verifier, plan.create(verifier), config)
     verifier.lead.when_lost(engine.give_up)
+=======
+    from workers.profile import profile
+
+    if threads:
+        torch.set_num_threads(threads)
+    verifier = Verifier.load(
+        path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
+    )
+    engine = Engine(verifier, plan.create(verifier), config)
+    if config.adaptive:
+        profile(verifier, engine.pages, engine.costs, engine.clock)
+>>>>>>> main
     return engine

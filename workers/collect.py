@@ -107,6 +107,7 @@ def build(options: argparse.Namespace, model: ModelConfig, recorder: Recorder) -
         max_running=options.batch,
         max_rows=2 * options.batch,  # half of them for prompts
         exact=False,
+        adaptive=False,  # the recorder is to be asked whatever guessing would cost
         threads=options.threads,
     )
     plain, _ = build_engine(spec, report)

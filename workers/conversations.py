@@ -19,6 +19,7 @@ from workers.recipes import DOCUMENT, Recipe, Recipes, choose
 from workers.turns import Ids, TurnFormat
 
 USER, WRITTEN, PROMPT = "user", "document", "prompt"  # kinds besides those of the recipes
+INVENTING = (0.7, 0.85, 1.0)  # temperatures of users' turns and documents
 FOLLOW_UP_TOKENS = 40
 SHORTEST_DOCUMENT = 80  # characters that are left when it is cut after its last sentence
 
@@ -92,7 +93,7 @@ class Author:
             elif words is not None:
                 transcript.add(self.turns.turn(words))
             else:
-                user = yield self._ask(transcript, 1.0, FOLLOW_UP_TOKENS)
+                user = yield self._ask(transcript, self.rng.choice(INVENTING), FOLLOW_UP_TOKENS)
                 transcript.add((*user.ids, *self.turns.answering))
             is_last = number + 1 == len(turns)
             temperature = self.rng.choice(self.temperatures)
@@ -113,7 +114,7 @@ class Author:
         transcript.add(self.turns.opening(system, start))
         # A turn about documents is hardly the model's own, and would be recorded for a few tokens.
         kind = "" if recipe.documents else USER
-        user = yield self._ask(transcript, 1.0, recipe.user_tokens, kind)
+        user = yield self._ask(transcript, self.rng.choice(INVENTING), recipe.user_tokens, kind)
         words = start + self.turns.text.decode(user.ids)
         if recipe.one_question:
             words = words.split("?")[0].rstrip() + self.rng.choice(["?", "?", ""])
@@ -130,7 +131,7 @@ class Author:
         transcript = Transcript()
         transcript.add(self.turns.prompt(self.recipes.fill(self.rng, choose(self.rng, recipe.documents))))
         max_tokens = self.rng.randint(recipe.document_tokens // 3, recipe.document_tokens)
-        written = yield self._ask(transcript, 1.0, max_tokens, WRITTEN)
+        written = yield self._ask(transcript, self.rng.choice(INVENTING), max_tokens, WRITTEN)
         document = self.turns.text.decode(written.ids).strip()
         end = document.rfind(".") + 1
         return document[:end] if end > SHORTEST_DOCUMENT else document

@@ -162,7 +162,7 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model",
         default=spec.draft_model,
         metavar="D",
-        help="who guesses: none, ngram or the folder of a draft network (default: %(default)s)",
+        help="who guesses: none, ngram, eagle3 or the folder of a draft network, joined by + (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(
@@ -192,6 +192,13 @@ def command_line() -> argparse.ArgumentParser:
         "--top-k", type=at_least(1), default=width, metavar="N", help="guesses kept at each node (default: %(default)s)"
     )
     add("--max-nodes", type=at_least(0), metavar="N", help=f"guesses altogether (default: the depth, at least {nodes})")
+
+    add(
+        "--adaptive",
+        action=argparse.BooleanOptionalAction,
+        default=spec.adaptive,
+        help="guess only as far as it pays, within these limits",
+    )
 
     add_draft_options(parser)
 
@@ -245,6 +252,7 @@ def engine_spec(options: argparse.Namespace) -> EngineSpec:
         drafting,
         exact=options.exact,
         tensor_parallel=options.tensor_parallel,
+        adaptive=options.adaptive,
         threads=options.threads,
     )
 

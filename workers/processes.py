@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from threading import Thread
+from threading import Lock, Thread
 
 from verifier.errors import DraftreeError
 from workers.rank import RankJob, in_words, run_rank
@@ -29,6 +29,7 @@ class RankProcesses:
         self._processes = {}
         self._reports: dict[int, Connection] = {}
         self._reasons: dict[int, str] = {}
+        self._reading = Lock()  # a report can be read once
         for job in jobs:
             report, sender = context.Pipe(duplex=False)
             process = context.Process(target=_live, args=(job, sender), name=f"draftree-rank-{job.rank}", daemon=True)
@@ -36,15 +37,12 @@ class RankProcesses:
             sender.close()  # so that the child's end is the only one, and closes with it
             self._processes[job.rank], self._reports[job.rank] = process, report
 
-    @property
-    def pids(self) -> list[int | None]:
-        return [process.pid for process in self._processes.values()]
-
     def fault(self, within_s: float) -> str | None:
         wait(list(self._reports.values()), within_s)  # a report, or the end of one that could make none
-        for rank, report in self._reports.items():
-            if rank not in self._reasons and report.poll():
-                self._reasons[rank] = self._read(rank, report)
+        with self._reading:
+            for rank, report in self._reports.items():
+                if rank not in self._reasons and report.poll():
+                    self._reasons[rank] = self._read(rank, report)
         return "; ".join(f"rank {rank} {reason}" for rank, reason in self._reasons.items()) or None
 
     def stop(self, within_s: float) -> None:

@@ -1,7 +1,8 @@
 """What conversations are about, as data: how users' turns begin, under which prompts a model goes on with them.
 
 A text holds names of other texts in braces: ``{topic}`` is one of those listed under that name, ``{Topic}`` the same
-with a capital letter. Lists may be mappings to weights instead. Knows no model and no tokens.
+with a capital letter, ``{plan:zu}`` a German verb, marked by ``~``, as its infinitive with "zu". Lists may be mappings
+to weights instead. Knows no model and no tokens.
 
 ``recipes.json`` beside this file is the default. All of it was written for this project.
 """

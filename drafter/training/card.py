@@ -33,11 +33,28 @@ base_model: {target.name}
 tags: [speculative-decoding, {settings.method}, draftree]
 ---
 
-# {settings.method} draft head for {target.name}
+# {"Small draft model" if settings.method == "model" else f"{settings.method} draft head"} for {target.name}
 
-{millions:.1f} million parameters, fp16, in the {layout} layout. It guesses {len(head.target_ids)} of the target's
-{target.vocab_size} tokens and reads the residual stream after layers {_listed(head.layer_ids)} of {target.num_layers}.
+{millions:.1f} million parameters, fp16, in the {layout} layout. It {_vocabulary(head)}
+and reads {_states(head)}.
 It changes the speed of what the target says, and not a token of it."""
+
+
+def _vocabulary(head: Trained) -> str:
+    frequent, all_ids = len(head.target_ids), head.target.config.vocab_size
+    if head.settings.method in ("eagle", "model"):
+        return (
+            f"guesses all of the target's {all_ids} tokens, has learnt their chances from the {frequent} most frequent"
+        )
+    return f"guesses {frequent} of the target's {all_ids} tokens"
+
+
+def _states(head: Trained) -> str:
+    if head.settings.method == "model":
+        return "text alone"
+    if head.settings.method in ("eagle", "medusa"):
+        return "the target's last hidden state, after the final norm"
+    return f"the residual stream after layers {_listed(head.layer_ids)} of {head.target.config.num_layers}"
 
 
 def _figures(head: Trained) -> str:

@@ -7,8 +7,6 @@ three. All flags are written out, since loaders differ in what they take a missi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from drafter.training.layouts import decoder_words, halves, save_config
 from drafter.training.objectives.factory import head_decoder
 from drafter.training.trained import Trained
 from verifier.config import ARCHITECTURES
@@ -27,7 +26,7 @@ GUESSES = 3  # the speculators layout names a number of draft tokens; who serves
 
 def save_draftree(folder: Path, head: Trained) -> None:
     """``config.json`` and ``model.safetensors``, fp16."""
-    _save_config(folder, _plain_config(head, "LlamaForCausalLMEagle3") | _layer_ids(head) | FLAGS)
+    save_config(folder, _plain_config(head, "LlamaForCausalLMEagle3") | _layer_ids(head) | FLAGS)
     save_file(_tensors(head), folder / "model.safetensors")
 
 
@@ -42,7 +41,7 @@ def save_safeailab(folder: Path, head: Trained) -> None:
     if head.layer_ids != theirs:
         allowed = f"another: SafeAILab's code reads layers {list(theirs)} alone, this head {list(head.layer_ids)}"
         raise BadSetting("layout", "safeailab", allowed)
-    _save_config(folder, _plain_config(head, "LlamaForCausalLM"))
+    save_config(folder, _plain_config(head, "LlamaForCausalLM"))
     torch.save(_tensors(head), folder / "pytorch_model.bin")
 
 
@@ -73,7 +72,7 @@ def save_speculators(folder: Path, head: Trained) -> None:
             "verifier": {"name_or_path": target.name, "architectures": architectures},
         },
     }
-    _save_config(folder, config | _layer_ids(head) | FLAGS)
+    save_config(folder, config | _layer_ids(head) | FLAGS)
     tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _tensors(head).items()}
     tensors["embed_tokens.weight"] = head.target.embedding.half().contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -82,7 +81,7 @@ def save_speculators(folder: Path, head: Trained) -> None:
 def _tensors(head: Trained) -> dict[str, Tensor]:
     """Weights as fp16, and the maps between the vocabularies (SafeAILab: offsets, and a mask of the target's ids)."""
     vocab_size = head.target.config.vocab_size
-    tensors = {name: tensor.half().contiguous() for name, tensor in head.weights.items()}
+    tensors = halves(head.weights)
     tensors["d2t"] = head.target_ids - torch.arange(len(head.target_ids))
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, head.target_ids, True)
     return tensors
@@ -98,32 +97,6 @@ def _layer_ids(head: Trained) -> dict[str, Any]:
 
 def _plain_config(head: Trained, architecture: str, *, draft_vocab: bool = True) -> dict[str, Any]:
     """The head's one layer in Hugging Face's words."""
-    decoder = head_decoder(head.settings, head.target.config)
-    sizes = {
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": decoder.num_heads,
-        "num_key_value_heads": decoder.num_kv_heads,
-        "head_dim": decoder.head_dim,
-        "vocab_size": decoder.vocab_size,
-        "max_position_embeddings": decoder.max_positions,
-    }
-    return {
-        "architectures": [architecture],
-        "model_type": "llama",
-        **sizes,
-        **({"draft_vocab_size": len(head.target_ids)} if draft_vocab else {}),
-        "rms_norm_eps": decoder.rms_norm_eps,
-        "rope_theta": decoder.rope_theta,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-    }
-
-
-def _save_config(folder: Path, config: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    words = decoder_words(head_decoder(head.settings, head.target.config))
+    draft = {"draft_vocab_size": len(head.target_ids)} if draft_vocab else {}
+    return {"architectures": [architecture]} | words | draft

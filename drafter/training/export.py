@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from drafter.training import eagle3_layouts
+from drafter.training import eagle3_layouts, eagle_layouts, medusa_layouts
 from drafter.training.card import write_card
 from drafter.training.runs import RunFolder
 from drafter.training.shards import ShardFolder
@@ -27,6 +27,9 @@ LAYOUTS: Mapping[str, Mapping[str, Callable[[Path, Trained], None]]] = {
         "safeailab": eagle3_layouts.save_safeailab,
         "speculators": eagle3_layouts.save_speculators,
     },
+    "eagle": {"draftree": eagle_layouts.save_draftree, "safeailab": eagle_layouts.save_safeailab},
+    "model": {"draftree": eagle_layouts.save_small_model},
+    "medusa": {"draftree": medusa_layouts.save_vllm, "medusa-1": medusa_layouts.save_medusa_1},
 }
 
 
@@ -46,6 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     write_card(options.out, head, data, options.layout)
 
 
+def _by_method() -> str:
+    return "; ".join(f"{method}: {', '.join(layouts)}" for method, layouts in LAYOUTS.items())
+
+
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m drafter.training export",
@@ -54,7 +61,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, help="the head's folder")
-    parser.add_argument("--layout", default="draftree", help="draftree, safeailab or speculators (%(default)s)")
+    parser.add_argument("--layout", default="draftree", help=f"{_by_method()} (%(default)s)")
     parser.add_argument("--data", type=Path, help="the folder of shards that it was trained on, for the model card")
     parser.add_argument("--model", default="", help="the target: a folder, a GGUF file or a hub id (the default model)")
     return parser

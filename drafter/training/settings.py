@@ -17,11 +17,13 @@ class TrainSettings:
     """What makes a run what it is; a resumed run must have the same. Rows are places where a guess is learnt."""
 
     method: str = _setting("eagle3", "what is trained")
-    draft_vocab: int = _setting(8192, "how many tokens the head can guess, the most frequent ones")
+    draft_vocab: int = _setting(
+        8192, "how many tokens are guessed, the most frequent ones; EAGLE and small models guess all"
+    )
     intermediate_size: int = _setting(0, "width of the head's MLP; 0 is the target's")
     model_layers: int = _setting(2, "layers of a small model")
     model_hidden: int = _setting(192, "width of a small model")
-    ttt_steps: int = _setting(3, "steps of training-time test: how far the head is unrolled; or how many Medusa heads")
+    ttt_steps: int = _setting(3, "how far an EAGLE-3 head is unrolled (training-time test); or how many Medusa heads")
     step_weight: float = _setting(0.8, "weight of a step in the loss, relative to the one before it")
     least_path: float = _setting(
         0.02, "rows go on to the next step while what was written is guessed with this probability; 0: all do"
@@ -43,6 +45,7 @@ class TrainSettings:
     seed: int = _setting(0, "of first weights and data order")
 
     def __post_init__(self) -> None:
+<<<<<<< HEAD
         for name in (
             "draft_vocab",
             "model_layers",
@@ -53,6 +56,10 @@ class TrainSettings:
             "micro_rows",
             "evaluate_every",
         ):
+=======
+        sizes = ("draft_vocab", "model_layers", "model_hidden", "ttt_steps")
+        for name in (*sizes, "steps", "batch_rows", "micro_rows", "evaluate_every"):
+>>>>>>> main
             if getattr(self, name) < 1:
                 raise BadSetting(name, getattr(self, name), "1 or more")
         for name in ("intermediate_size", "weight_decay", "clip", "warm_up", "patience"):

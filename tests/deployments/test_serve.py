@@ -238,5 +238,13 @@ def test_a_verifier_on_three_ranks_is_replaced_as_a_whole(server: Server, tmp_pa
         second = rank_pids(parallel)
         assert len(second) == 2
         assert not any(is_alive(pid) for pid in first)
-        assert sorted(groups(parallel)) == ["CREATED", "REMOVED"]
-    eventually(lambda: not any(is_alive(pid) for pid in second), 20)
+
+        os.kill(replica_pid(parallel), signal.SIGKILL)  # rank 0
+        eventually(lambda: not healthy(parallel.url), 10)
+        eventually(lambda: healthy(parallel.url), 90)
+        assert answer(client) == expected
+        third = rank_pids(parallel)
+        assert len(third) == 2
+        assert not any(is_alive(pid) for pid in second)
+        assert sorted(groups(parallel)) == ["CREATED", "REMOVED", "REMOVED"]
+    eventually(lambda: not any(is_alive(pid) for pid in third), 20)

@@ -199,7 +199,7 @@ def test_a_user_turn_is_invented_and_answered() -> None:
         lambda ask: says(" tea?" if ask.kind == USER else "A drink."),
     )
     assert spelt(invention.ids) == "<|start|>system\nYou ask about tea.<|end|>\n<|start|>user\nWhat is"
-    assert (invention.kind, invention.temperature, invention.max_tokens) == (USER, 1.0, 9)
+    assert (invention.kind, invention.max_tokens) == (USER, 9)
     assert spelt(question.ids) == "<|start|>user\nWhat is tea?<|end|>\n<|start|>assistant\n"
     assert (question.kind, question.max_tokens) == ("chat", 50)
     assert not any(invention.mask + question.mask)

@@ -133,11 +133,17 @@ def test_what_the_tool_advises_helps(world: World) -> None:
     assert figures["temperature 1"]["prompts"] == len(PROMPTS)
 
 
+def guessed(*right: int) -> FirstGuess:
+    return FirstGuess({(0, place): place in right for place in range(200)})
+
+
 def test_chance_is_not_called_a_shift() -> None:
-    """Eleven of thirty against nine of thirty says nothing; nor does a difference that is certain, but small."""
-    assert "no others" in diagnosis("head", {(2, 3): FirstGuess(9, 30), (3, 4): FirstGuess(11, 30)})
-    assert "no others" in diagnosis("head", {(2, 3): FirstGuess(300_000, 10**6), (3, 4): FirstGuess(320_000, 10**6)})
-    assert "too low" in diagnosis("head", {(2, 3): FirstGuess(9, 30), (3, 4): FirstGuess(29, 30)})
+    """Being right at ten other places is no better; nor are five places more of two hundred enough to matter."""
+    some = guessed(*range(50))
+    for others in (range(40, 90), range(55), range(35, 100)):
+        assert "no others" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*others)})
+    assert "too low" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*range(65))})
+    assert "too high" in diagnosis("head", {(2, 3): some, (1, 2): guessed(*range(65))})
 
 
 def test_a_head_at_the_edge_has_only_neighbours_that_exist(world: World) -> None:

@@ -161,7 +161,9 @@ class Eagle3Objective(Objective):
     def begin(self, batch: Batch) -> State:
         """The first step: features in, and keys and values of all slots for the steps to come."""
         step = batch.steps[0]
-        features = self.fc(batch.features.to(self.fc.weight.dtype))
+        features = self.fc(
+            batch.features.to(self.fc.weight.dtype)
+        ).float()  # the residual stream, whatever autocast says
         joined = self._join(batch.tokens, features)
         pad, _ = padding(batch.owners, batch.num_conversations)
         keys, values = (each[pad].transpose(1, 2) for each in self._keys_and_values(joined, batch.positions))
@@ -202,7 +204,7 @@ class Eagle3Objective(Objective):
         heads, kv_heads = self.decoder.num_heads, self.decoder.num_kv_heads
         pad, unpad = padding(step.owners, batch.num_conversations)
         padded = queries[pad].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [c, kv_heads, group, rows, dim]
-        scores = padded.flatten(2, 3) @ keys.transpose(2, 3) * self.decoder.head_dim**-0.5
+        scores = (padded.flatten(2, 3) @ keys.transpose(2, 3)).float() * self.decoder.head_dim**-0.5
         reach = batch.positions[step.slots][pad].unsqueeze(-1)
         beyond = torch.arange(keys.shape[2], device=reach.device) > reach  # [c, rows, slots]
         scores = scores.unflatten(2, (heads // kv_heads, -1)).masked_fill(beyond[:, None, None], -torch.inf)

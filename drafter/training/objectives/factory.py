@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from drafter.training.objectives import medusa
+from drafter.training.objectives import eagle, medusa, small_model
 from drafter.training.objectives.base import Objective
 from drafter.training.objectives.eagle3 import Eagle3Objective, initialise
 from drafter.training.settings import TrainSettings
@@ -14,7 +14,7 @@ from drafter.training.target import Target
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
 
-METHODS = ("eagle3", "medusa")
+METHODS = ("eagle3", "eagle", "medusa", "model")
 
 
 def create_objective(settings: TrainSettings, target: Target, num_taps: int, target_ids: Tensor) -> Objective:
@@ -29,7 +29,16 @@ def create_objective(settings: TrainSettings, target: Target, num_taps: int, tar
         heads = medusa.MedusaObjective(target, target_ids, settings.ttt_steps, settings.step_weight)
         medusa.initialise(heads, settings.init, settings.seed)
         return heads
+    if settings.method == "model":
+        config = small_model_config(settings, target.config)
+        model = small_model.SmallModelObjective(target, config, target_ids, settings.ttt_steps)
+        small_model.initialise(model, target, settings.init, settings.seed)
+        return model
     decoder = head_decoder(settings, target.config)
+    if settings.method == "eagle":
+        head = eagle.EagleObjective(target, decoder, target_ids, settings.seed)
+        eagle.initialise(head, target, settings.init, settings.seed)
+        return head
     objective = Eagle3Objective(
         target,
         decoder,
@@ -57,4 +66,25 @@ def head_decoder(settings: TrainSettings, target: ModelConfig) -> ModelConfig:
         mlp_bias=False,
         qk_norm=False,
         layer_windows=(None,),
+    )
+
+
+def small_model_config(settings: TrainSettings, target: ModelConfig) -> ModelConfig:
+    """A small model with the target's vocabulary, positions and size of heads.
+
+    Raises:
+        BadSetting: its width is no multiple of that size.
+    """
+    width, head_dim = settings.model_hidden, target.head_dim
+    if width % head_dim:
+        raise BadSetting("model_hidden", width, f"a multiple of {head_dim}, the size of the target's heads")
+    return replace(
+        head_decoder(settings, target),
+        hidden_size=width,
+        intermediate_size=settings.intermediate_size or 8 * (width // 3),
+        num_layers=settings.model_layers,
+        num_heads=width // head_dim,
+        num_kv_heads=width // head_dim,
+        tie_word_embeddings=True,
+        layer_windows=(None,) * settings.model_layers,
     )

@@ -165,6 +165,19 @@ def test_rows_whose_tokens_the_head_would_never_guess_go_no_further(target: Targ
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in likely.parameters())
 
 
+def test_mixed_precision_says_nearly_the_same(target: Target) -> None:
+    """As on GPUs: matrices in bfloat16, the residual stream and the loss in fp32."""
+    objective = make_objective(target)
+    batch = objective.collate([conversation(20, 4), conversation(25, 9, seed=1)], CPU)
+    exact = objective(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = objective(batch)
+    assert float(rough.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=0.02)
+    rough.loss.backward()
+    assert objective.fc.weight.grad is not None
+    assert objective.fc.weight.grad.dtype == torch.float32
+
+
 @torch.no_grad()
 def test_a_head_may_start_from_the_target(target: Target) -> None:
     objective = make_objective(target, skipped=2, start="target")
