@@ -51,13 +51,9 @@ class EngineSpec:
     exact: bool = True
     tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
     acceptance: Acceptance = "exact"
-<<<<<<< HEAD
-    threads: int = 0  # of all ranks together; 0: torch's own choice
-=======
     adaptive: bool = True  # guess only as far as it pays, within the limits
     max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
-    threads: int = 0  # 0: torch's own choice
->>>>>>> main
+    threads: int = 0  # of all ranks together; 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
         """What is left to work out, for this model.
@@ -131,24 +127,14 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
     import torch
 
     from workers.engine import Engine
-<<<<<<< HEAD
     from workers.group import load_ranks
+    from workers.profile import profile
 
     if threads:
         torch.set_num_threads(threads)
     verifier = load_ranks(path, config)
     engine = Engine(verifier, plan.create(verifier), config)
     verifier.lead.when_lost(engine.give_up)
-=======
-    from workers.profile import profile
-
-    if threads:
-        torch.set_num_threads(threads)
-    verifier = Verifier.load(
-        path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
-    )
-    engine = Engine(verifier, plan.create(verifier), config)
     if config.adaptive:
         profile(verifier, engine.pages, engine.costs, engine.clock)
->>>>>>> main
     return engine

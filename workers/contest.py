@@ -139,7 +139,7 @@ def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, **setti
     config = EngineConfig(num_pages, page_size, max_model_len=longest, prefix_cache=False, limits=limits, **settings)
     engine = Engine(verifier, drafter, config)
     if config.adaptive:
-        profile(verifier, engine.pages, engine.costs, verifier.max_rows, engine.clock)
+        profile(verifier, engine.pages, engine.costs, engine.clock)
     return engine
 
 

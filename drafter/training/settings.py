@@ -45,21 +45,8 @@ class TrainSettings:
     seed: int = _setting(0, "of first weights and data order")
 
     def __post_init__(self) -> None:
-<<<<<<< HEAD
-        for name in (
-            "draft_vocab",
-            "model_layers",
-            "model_hidden",
-            "ttt_steps",
-            "steps",
-            "batch_rows",
-            "micro_rows",
-            "evaluate_every",
-        ):
-=======
         sizes = ("draft_vocab", "model_layers", "model_hidden", "ttt_steps")
         for name in (*sizes, "steps", "batch_rows", "micro_rows", "evaluate_every"):
->>>>>>> main
             if getattr(self, name) < 1:
                 raise BadSetting(name, getattr(self, name), "1 or more")
         for name in ("intermediate_size", "weight_decay", "clip", "warm_up", "patience"):

@@ -44,7 +44,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build(tiny: str, size: int) -> Engine:
-    spec = EngineSpec(tiny, limits=DraftLimits(4, 2, 6), page_size=4, max_rows=24, tensor_parallel=size)
+    limits = DraftLimits(4, 2, 6)
+    spec = EngineSpec(tiny, limits=limits, page_size=4, max_rows=24, adaptive=False, tensor_parallel=size)
     return build_engine(spec)[0]
 
 
