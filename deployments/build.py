@@ -6,6 +6,7 @@ command line's arguments. Hence no ``from __future__ import annotations``.
 
 import os
 import sys
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
@@ -21,7 +22,7 @@ from workers.machine import available_memory, check_memory
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
 # really use is set by their threads.
-INGRESS_CPUS, VERIFIER_CPUS = 0.1, 0.5
+INGRESS_CPUS, VERIFIER_CPUS, RANK_CPUS = 0.1, 0.5, 0.1
 TRIES = 1  # a model that does not load once will not load the next time either
 # Serve's switches for fewer threads and fewer copies on a request's way. They make an event of a stream three times
 # cheaper, and the cores that pays for are the verifier's. Our replicas keep their event loop free, so that Serve's part
@@ -52,6 +53,7 @@ def app(args: Settings) -> Application:
         max_ongoing_requests=MAX_ONGOING,
         max_constructor_retry_count=TRIES,
         ray_actor_options={"num_cpus": VERIFIER_CPUS, "runtime_env": {"env_vars": ONE_LOOP | _openmp(args)}},
+        **_bundles(args.tensor_parallel),
     )(VerifierReplica)
     ingress = serve.deployment(
         name="Ingress",
@@ -60,6 +62,14 @@ def app(args: Settings) -> Application:
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
     return ingress.bind(args, verifier.bind(args))
+
+
+def _bundles(num_ranks: int) -> dict[str, Any]:
+    """A replica's reservation: rank 0, the replica itself, sits in the first bundle. One node holds all or none."""
+    if num_ranks == 1:
+        return {}
+    bundles = [{"CPU": VERIFIER_CPUS}] + [{"CPU": RANK_CPUS}] * (num_ranks - 1)
+    return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
 
 
 def _openmp(settings: Settings) -> dict[str, str]:

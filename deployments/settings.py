@@ -89,10 +89,10 @@ class Settings(BaseModel):
     """Whether a row's result never depends on its neighbours, which has a small price."""
     acceptance: Acceptance = SPEC.acceptance
     """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share the model."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
+    """Ranks that share the model, each in a process of its own."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
-    """Threads of the verifier; 0: one for each physical core."""
+    """Threads of the verifier, all ranks together; 0: one for each physical core."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
