@@ -66,8 +66,14 @@ def plan_drafter(
     return plan
 
 
+def parts_of(name: str) -> list[str]:
+    """The drafters that ``name`` joins, or the one that it names; a folder's name may have a "+" in it."""
+    is_folder = (Path(name).expanduser() / "config.json").is_file()
+    return [name] if is_folder else sorted(part.strip() for part in name.split("+"))
+
+
 def _plan_united(name: str, target: ModelConfig, options: DraftOptions, model: Path | None) -> DraftPlan:
-    parts = sorted(part.strip() for part in name.split("+"))
+    parts = parts_of(name)
     if len(set(parts)) < len(parts) or "none" in parts:
         raise BadSetting("draft_model", name, "made of drafters that guess, each of them once")
     plans = [plan_drafter(part, target, DEFAULTS if part in NAMES else options, model) for part in parts]
