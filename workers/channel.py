@@ -12,10 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import zmq
+from zmq.utils import z85
 
 from workers.messages import MAX_FRAME_BYTES
 
@@ -25,6 +27,7 @@ MAX_FRAMES = 16  # unsent at a sender, unread at a receiver from one peer
 MAX_LETTERS = 1024  # that a drafter has not looked at yet; what comes on top is dropped
 # A peer that was frozen, or whose network is gone, is found out by heartbeats; one that died, at once.
 HEARTBEAT_MS, DEAD_MS = 1000, 3000
+CLOSE_MS = 5000
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 
 
@@ -174,11 +177,13 @@ class CurvePort:
             return letters
 
     def send(self, route: bytes, frame: bytes) -> None:
-        self._outbox.send_multipart([route, frame])
+        self._hand_over([route, frame])
 
     def close(self) -> None:
         """To be called by the thread that sends."""
-        self._outbox.send_multipart([b""])
+        self._outbox.setsockopt(zmq.SNDTIMEO, CLOSE_MS)
+        with suppress(zmq.Again):
+            self._outbox.send(b"")
         self._thread.join()
         self._outbox.close()
         self._context.term()
@@ -186,6 +191,10 @@ class CurvePort:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    def _hand_over(self, frames: list[bytes]) -> None:
+        with suppress(zmq.Again):  # the port's thread does not keep up, or is no more
+            self._outbox.send_multipart(frames, zmq.NOBLOCK)
 
     def _move(self, inbox: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
@@ -210,7 +219,7 @@ class CurvePort:
     def _judge(self) -> None:
         """ZAP (https://rfc.zeromq.org/spec/27/): whoever shakes hands is let in if the key is known."""
         version, number, _, _, _, mechanism, *credentials = self._zap.recv_multipart()
-        key = zmq.utils.z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
+        key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
         admitted = self._admission.knows(key)
         if not admitted:
             self.refused += 1
