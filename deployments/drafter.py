@@ -40,9 +40,8 @@ class DrafterReplica:
         )
         self._admission = Admission()
         self._port = CurvePort(ray.util.get_node_ip_address(), Keys.generate(), self._admission)
-        self._thread = threading.Thread(
-            target=self._server.run, args=(self._port, threading.Event()), name="draftree-drafter", daemon=True
-        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="draftree-drafter", daemon=True)
         self._thread.start()
         log.info("drafting with %s at %s", spec.draft_model, self._port.contact.address)
 
@@ -50,6 +49,11 @@ class DrafterReplica:
         """Lets the verifier with this key in; returns where to turn to, and the key that proves this drafter."""
         self._admission.admit(public_key)
         return self._port.contact
+
+    def stop(self) -> None:
+        """Returns when the round in progress is over."""
+        self._stopping.set()
+        self._thread.join()
 
     def check_health(self) -> None:
         """
@@ -61,3 +65,11 @@ class DrafterReplica:
         silent_s = time.monotonic() - self._server.beat
         if silent_s > STALL_S:
             raise DraftreeError(f"the draft server has been busy with one round for {silent_s:.0f} seconds")
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(self._port, self._stopping)
+        except Exception:
+            log.exception("the draft server failed")
+        finally:
+            self._port.close()

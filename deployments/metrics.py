@@ -138,7 +138,9 @@ class _EngineCollector:
             yield family
 
     def _remote(self, remote: RemoteFigures) -> Iterator[Metric]:
-        connected = GaugeMetricFamily("draftree_remote_connected", "Whether a remote drafter drafts.", labels=["reason"])
+        connected = GaugeMetricFamily(
+            "draftree_remote_connected", "Whether a remote drafter drafts.", labels=["reason"]
+        )
         connected.add_metric([remote.reason], remote.connected)
         yield connected
         for name, text, value in (

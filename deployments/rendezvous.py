@@ -31,6 +31,7 @@ class ServeFinder:
         self._keys = Keys.generate()
         self._contact: Contact | None = None
         self._asking = False
+        self._trouble = ""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="draftree-rendezvous", daemon=True).start()
 
@@ -47,8 +48,12 @@ class ServeFinder:
         try:
             answer = self._drafters.introduce.remote(self._keys.public)
             self._contact = Contact(*await asyncio.wait_for(_awaited(answer), TIMEOUT_S))
+            self._trouble = ""
         except Exception as error:
-            log.info("no drafter could be found: %s", error or type(error).__name__)
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                log.warning("no drafter can be found, it is tried again: %s", trouble)
+            self._trouble = trouble
         finally:
             self._asking = False
 

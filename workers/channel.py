@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -104,6 +105,7 @@ class CurveChannel:
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._socket.curve_serverkey = contact.public_key.encode()
         self._socket.connect(contact.address)
+        weakref.finalize(self, self._socket.close)  # drafters have no end of their own: it goes with whoever holds it
 
     def send(self, frame: bytes) -> bool:
         try:

@@ -45,7 +45,9 @@ def remote_part(name: str) -> str | None:
     """
     folders = [part for part in parts_of(name) if part not in NAMES]
     if len(folders) > 1:
-        raise BadSetting("draft_model", name, "a single draft network, with or without ngram, where drafters are remote")
+        raise BadSetting(
+            "draft_model", name, "a single draft network, with or without ngram, where drafters are remote"
+        )
     if folders and is_medusa(Path(folders[0]).expanduser()):
         allowed = f"local, since {folders[0]} has Medusa heads, which run on the target's last state"
         raise BadSetting("drafter_placement", "remote", allowed)
@@ -89,9 +91,7 @@ def plan_remote(
     return DraftPlan(here.name, create, lambda num_slots: 4 * num_slots * target.hidden_size)
 
 
-def load_draft_server(
-    name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int
-) -> DraftServer:
+def load_draft_server(name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int) -> DraftServer:
     """A drafter for remote verifiers of ``model``.
 
     Args:

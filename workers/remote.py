@@ -110,9 +110,9 @@ class RemoteDraft:
         while (message := self._link.take(0.0)) is not None:
             self._hear(message)
         ticket = next(self._tickets)
-        if any(self._clock() - each.asked_at > self._deadline_s for each in self._unanswered.values()):
-            if not self._link.in_trouble:
-                self._link.missed()
+        overdue = any(self._clock() - each.asked_at > self._deadline_s for each in self._unanswered.values())
+        if overdue and not self._link.in_trouble:
+            self._link.missed()
         self._link.tend()
         if self._link.ready:
             self._ask(ticket, [request for request in batch if not request.limits.off])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,11 @@ def healthy(url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("serve")
+@contextmanager
+def serving(folder: Path, settings: dict[str, Any]) -> Iterator[Server]:
+    """The app with these settings, by `serve run` on a config file in ``folder``."""
     config = yaml.safe_load((ROOT / "deployments" / "serve.yaml").read_text())
     config["http_options"]["port"] = free_port()
-    settings = {"model": str(make_tiny_model(folder / "tiny")), "threads": 1, "page_size": 4, "max_draft": 3}
     config["applications"][0]["args"] = settings
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
     log = folder / "log"
@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         )
     url = f"http://127.0.0.1:{config['http_options']['port']}"
     try:
-        eventually(lambda: healthy(url) or process.poll() is not None, 120)
+        eventually(lambda: healthy(url) or process.poll() is not None, 300)
         assert process.poll() is None, log.read_text()
         found = re.search(r"dashboard at \S*(http://[\d.:]+)", log.read_text())
         assert found, log.read_text()
@@ -97,6 +97,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         finally:
             process.kill()  # Ray's processes end with the one that started them
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("serve")
+    model = make_tiny_model(folder / "tiny")
+    with serving(folder, {"model": str(model), "threads": 1, "page_size": 4, "max_draft": 3}) as server:
+        yield server
 
 
 def test_chat_whole_and_streamed(server: Server) -> None:

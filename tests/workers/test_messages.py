@@ -34,7 +34,12 @@ WISH = Wish.of(DraftLimits(5, 2, 12), SamplingParams(temperature=0.5, seed=2**64
 TURN = Turn(3, 4, [7, 8, 9], 123, Rows.of(torch.randn(3, 4), "fp16"), WISH)
 ASK = Ask(1, "life", 0.5, [TURN])
 TO_DRAFTER = [Hello(Terms("t", "h", 4, 10)), ASK, Close([1, 2])]
-TO_VERIFIER = [Welcome("life", 512), Refusal("no"), Stranger(), Answer(1, "life", [Part(3, 6, 7, [9, 1], [-1, 0], [1.0, 0.5])])]
+TO_VERIFIER = [
+    Welcome("life", 512),
+    Refusal("no"),
+    Stranger(),
+    Answer(1, "life", [Part(3, 6, 7, [9, 1], [-1, 0], [1.0, 0.5])]),
+]
 
 
 def test_messages_are_read_as_they_were_written() -> None:

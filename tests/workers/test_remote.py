@@ -15,7 +15,7 @@ from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
 from tests.drafter.heads import HeadShape, save_tiny_head
 from tests.matrix import MAX_ROWS, Case, make_requests
 from tests.models import save_tiny_model
-from tests.workers.wires import Faulty, RemoteWorld, Wire, safe
+from tests.workers.wires import Faulty, RemoteWorld, Wire
 from verifier.verifier import Verifier
 from workers import link, remote
 from workers.config import EngineConfig
@@ -47,9 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def make_engine(verifier: Verifier, drafter: Drafter, num_pages: int, world: RemoteWorld) -> Engine:
-    config = EngineConfig(
-        num_pages, PAGE_SIZE, max_rows=MAX_ROWS, limits=DraftLimits(4, 2, 6), draft_deadline_s=0.05
-    )
+    config = EngineConfig(num_pages, PAGE_SIZE, max_rows=MAX_ROWS, limits=DraftLimits(4, 2, 6), draft_deadline_s=0.05)
     return Engine(verifier, drafter, config, clock=world.clock)
 
 
