@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workers.channel import Channel, Contact, CurveChannel, Keys
 
@@ -26,7 +26,7 @@ class ServeFinder:
     also the only one that the handle is used on: in these replicas it belongs to the event loop of its first call.
     """
 
-    def __init__(self, drafters: DeploymentHandle) -> None:
+    def __init__(self, drafters: DeploymentHandle[Any]) -> None:
         self._drafters = drafters
         self._keys = Keys.generate()
         self._contact: Contact | None = None

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.checks import engine_spec
 from deployments.rendezvous import ServeFinder
@@ -116,7 +116,7 @@ class Mailbox:
 class VerifierReplica:
     """Loads the model and serves it; the engine's thread is this process's heart."""
 
-    def __init__(self, settings: Settings, drafter: DeploymentHandle | None = None) -> None:
+    def __init__(self, settings: Settings, drafter: DeploymentHandle[Any] | None = None) -> None:
         """``drafter``: the deployment in which the draft network runs; None: it runs here, if there is one."""
         self._elsewhere = Elsewhere(ServeFinder(drafter)) if drafter else None
         engine, _ = build_engine(engine_spec(settings), log.info, self._elsewhere)

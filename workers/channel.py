@@ -99,7 +99,7 @@ class CurveChannel:
     """A `Channel` to the drafter at ``contact``."""
 
     def __init__(self, contact: Contact, keys: Keys) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _set_bounds(self._socket)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is sent into a connection that does not stand
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()

@@ -127,7 +127,10 @@ class Counters:
 
 @dataclass
 class RemoteFigures:
-    """How drafting elsewhere goes, seen from the verifier. All but the first two are counters."""
+    """How drafting elsewhere goes, seen from the verifier when it last wanted guesses.
+
+    All but the first two are counters.
+    """
 
     connected: bool = False  # a drafter has welcomed us and has not been lost since
     reason: str = "no drafter was found yet"  # why not

@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "adaptive": False,
     }
     with serving(folder, settings) as server:
-        eventually(lambda: connected(server), 60)
+        eventually(lambda: bool(say(server, 0, 20)) and connected(server), 120)  # it is looked for when it is wanted
         yield server
 
 

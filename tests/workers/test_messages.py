@@ -21,6 +21,8 @@ from workers.messages import (
     Rows,
     Stranger,
     Terms,
+    ToDrafter,
+    ToVerifier,
     Turn,
     Welcome,
     Wish,
@@ -33,8 +35,8 @@ from workers.messages import (
 WISH = Wish.of(DraftLimits(5, 2, 12), SamplingParams(temperature=0.5, seed=2**64 - 1))
 TURN = Turn(3, 4, [7, 8, 9], 123, Rows.of(torch.randn(3, 4), "fp16"), WISH)
 ASK = Ask(1, "life", 0.5, [TURN])
-TO_DRAFTER = [Hello(Terms("t", "h", 4, 10)), ASK, Close([1, 2])]
-TO_VERIFIER = [
+TO_DRAFTER: list[ToDrafter] = [Hello(Terms("t", "h", 4, 10)), ASK, Close([1, 2])]
+TO_VERIFIER: list[ToVerifier] = [
     Welcome("life", 512),
     Refusal("no"),
     Stranger(),
