@@ -48,9 +48,6 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
         if settings.drafter_placement == "remote"
         else plan_drafter(spec.draft_model, config, spec.draft_options, path)
     )
-    config.check_tensor_parallel(settings.tensor_parallel)
-    if settings.tensor_parallel > 1:
-        raise BadSetting("tensor_parallel", settings.tensor_parallel, "1, as more ranks are not available yet")
     longest = spec.engine_config(config).max_model_len
     if 0 < settings.kv_cache_tokens < longest:
         why = f"at least {longest}, or one request of max_model_len could not run"
@@ -87,6 +84,7 @@ def engine_spec(settings: Settings) -> EngineSpec:
         max_rows=settings.max_rows,
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
+        tensor_parallel=settings.tensor_parallel,
         acceptance=settings.acceptance,
         adaptive=settings.adaptive,
         max_stretch=settings.max_stretch,

@@ -51,7 +51,8 @@ class Settings(BaseModel):
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
     draft_model: Word = SPEC.draft_model
-    """Who guesses: none (plain decoding), ngram, or the folder of a draft network: a head or a small model."""
+    """Who guesses: none (plain decoding), ngram, eagle3 (the head that comes along), or the folder of a draft network;
+    several joined by +; auto: ngram, and eagle3 where a head for the model comes along."""
     max_draft: Annotated[int, Field(ge=0, le=64)] = SPEC.limits.max_draft
     """Draft length: the most tokens of a guess; 0 is plain decoding."""
     draft_top_k: Annotated[int, Field(ge=1, le=16)] = SPEC.limits.draft_top_k
@@ -96,10 +97,10 @@ class Settings(BaseModel):
     """Whether a row's result never depends on its neighbours, which has a small price."""
     acceptance: Acceptance = SPEC.acceptance
     """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share the model."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
+    """Ranks that share the model, each in a process of its own."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
-    """Threads of the verifier; 0: one for each physical core."""
+    """Threads of the verifier, all ranks together; 0: one for each physical core."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

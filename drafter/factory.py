@@ -13,6 +13,7 @@ from drafter.medusa_config import MedusaCheckpoint, is_medusa
 from drafter.networks import create_network_draft, plan_network
 from drafter.ngram import NgramDraft
 from drafter.options import DraftOptions
+from drafter.shipped import shipped_head
 from drafter.united import UnitedDraft
 from drafter.vocabulary import check_tokenizer
 from verifier.config import ModelConfig
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from verifier.verifier import Verifier
 
 NAMES = ("none", "ngram")
+AUTO, SHIPPED = "auto", "eagle3"
+ALL_NAMES = ", ".join((AUTO, *NAMES, SHIPPED))
 FOLDERS = "the folder of an EAGLE head, of Medusa heads or of a small model"
 DEFAULTS = DraftOptions()
 
@@ -40,8 +43,9 @@ def plan_drafter(
 ) -> DraftPlan:
     """
     Args:
-        name: "none", "ngram", or the folder of a draft network, whose files say what it is. Several, joined by "+",
-            guess together; the options are then for those that are networks.
+        name: "none", "ngram", "eagle3" (the head that comes with this package), or the folder of a draft network,
+            whose files say what it is. Several, joined by "+", guess together; the options are then for those that are
+            networks. "auto": n-grams, together with the head that comes along if one does.
         model: the target's folder or GGUF file, to compare tokenizers.
 
     Raises:
@@ -49,10 +53,12 @@ def plan_drafter(
             are joined cannot be.
         CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
+    if name == AUTO:
+        name = "+".join(parts_of(name, target))
     if name in NAMES:
         options.refuse_all(because=f"{name} is no draft network")
         return DraftPlan(name, lambda verifier: create_drafter(name))
-    path = Path(name).expanduser()
+    path = folder_of(name, target)
     if is_medusa(path):
         plan = _plan_medusa(path, target, options)
     elif (path / "config.json").is_file():
@@ -60,21 +66,37 @@ def plan_drafter(
     elif "+" in name:
         return _plan_united(name, target, options, model)
     else:
-        raise BadSetting("draft_model", name, f"one of: {', '.join(NAMES)}, or {FOLDERS}, or several joined by +")
+        raise BadSetting("draft_model", name, f"one of: {ALL_NAMES}, or {FOLDERS}, or several joined by +")
     if model is not None:
         check_tokenizer(path, model, path.resolve().name, target.name)
     return plan
 
 
-def parts_of(name: str) -> list[str]:
+def parts_of(name: str, target: ModelConfig) -> list[str]:
     """The drafters that ``name`` joins, or the one that it names; a folder's name may have a "+" in it."""
+    if name == AUTO:
+        return [SHIPPED, "ngram"] if shipped_head(target) else ["ngram"]
     is_folder = (Path(name).expanduser() / "config.json").is_file()
     return [name] if is_folder else sorted(part.strip() for part in name.split("+"))
 
 
+def folder_of(name: str, target: ModelConfig) -> Path:
+    """Where the draft network of that name lies, if it is one.
+
+    Raises:
+        BadSetting: it is to be the head that comes along, and none does for this target.
+    """
+    if name != SHIPPED:
+        return Path(name).expanduser()
+    head = shipped_head(target)
+    if head is None:
+        raise BadSetting("draft_model", name, f"something else, since no head for {target.name} comes along")
+    return head
+
+
 def _plan_united(name: str, target: ModelConfig, options: DraftOptions, model: Path | None) -> DraftPlan:
-    parts = parts_of(name)
-    if len(set(parts)) < len(parts) or "none" in parts:
+    parts = parts_of(name, target)
+    if len(set(parts)) < len(parts) or {"none", AUTO} & set(parts):
         raise BadSetting("draft_model", name, "made of drafters that guess, each of them once")
     plans = [plan_drafter(part, target, DEFAULTS if part in NAMES else options, model) for part in parts]
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from drafter.base import DraftLimits, DraftRequest, InstantDraft
 from drafter.growth import EAGLE_TREE, GrowthNode, Guesses, StaticGrowth, TreeBuilder, grow
 from drafter.medusa_config import MedusaCheckpoint
+from drafter.network import last_state
 from drafter.network_draft import add_noise, best_guesses
 from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
@@ -44,8 +45,7 @@ class MedusaHeads:
 
     def __init__(self, checkpoint: MedusaCheckpoint, target: Model) -> None:
         self.config = checkpoint.config
-        # All that reads the same state shares one pool of it.
-        self.fusion = Fusion("final norm", (target.config.num_layers,), target.config.hidden_size, (target.norm,))
+        self.fusion = last_state(target)
         self.target_ids = checkpoint.target_ids
         heads = range(self.config.num_heads)
         # The first blocks read the same state, so they run as one; later ones read what their own head has made of it.

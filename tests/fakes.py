@@ -66,6 +66,7 @@ class FakeVerifier:
         plans: every plan, for tests to look at.
         page_copies: every page copy.
         on_forward: called before each forward pass; may raise.
+        closed: whether it was let go.
     """
 
     config = FAKE_MODEL
@@ -77,6 +78,7 @@ class FakeVerifier:
         self.slots = [-1] * (num_pages * page_size)
         self.plans: list[StepPlan] = []
         self.page_copies: list[tuple[int, int]] = []
+        self.closed = False
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
 
     def forward(self, plan: StepPlan) -> StepOutput:
@@ -98,6 +100,9 @@ class FakeVerifier:
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return FakeFeatures(self)
+
+    def close(self) -> None:
+        self.closed = True
 
     def _run(self, segment: Segment) -> torch.Tensor:
         context = [self.slots[self._slot(segment, position)] for position in range(segment.start)]

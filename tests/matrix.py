@@ -160,14 +160,16 @@ def check(
 
 
 def _check_speculation(case: Case, engine: Engine) -> None:
-    """A test of guesses must have guessed."""
+    """A test of guesses must have guessed, unless it was free to find that this does not pay."""
     speculation = engine.stats().counters.speculation
     assert speculation.accepted_tokens == sum(speculation.accepted_by_position)
-    assert (speculation.drafted_tokens > 0) == (case.drafter != "none")
+    if case.drafter == "none" or not case.adaptive:
+        assert (speculation.drafted_tokens > 0) == (case.drafter != "none")
     assert engine.stats().drafter_failures == 0
     if case.drafter == "anti":
         assert speculation.accepted_tokens == 0
     if case.drafter == "oracle" and not case.bushy:
         assert speculation.accepted_by_position == speculation.drafted_by_position
-    if case.drafter == "oracle" and case.bushy:  # pages may run out before the right branch in the middle
+    if case.drafter == "oracle" and case.bushy and not case.adaptive:
+        # Pages may run out before the right branch, which is in the middle.
         assert speculation.accepted_tokens > speculation.verified_tokens / 2

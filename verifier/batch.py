@@ -39,3 +39,18 @@ class StepPlan:
     @property
     def num_rows(self) -> int:
         return sum(len(segment.tree) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What brings kept nodes' KV into place after a walk: physical slots, moved all at once."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Copy-on-write: whole pages, (source, target) each."""
+
+    pairs: tuple[tuple[int, int], ...]

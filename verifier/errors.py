@@ -5,7 +5,8 @@
     ├── BadRequest       a request has a value that cannot be honoured
     ├── ModelNotFound    there is no model where one was looked for
     ├── CheckpointError  a model is there, but its files are not what they should be
-    └── OutOfPages       the KV cache is full; the scheduler preempts and tries again
+    ├── OutOfPages       the KV cache is full; the scheduler preempts and tries again
+    └── RankLost         a rank of a tensor-parallel verifier is gone or silent
 
 Each text is one sentence for the person who can mend it. All of them survive pickling, since they cross processes.
 """
@@ -53,3 +54,7 @@ class CheckpointError(DraftreeError):
 
 class OutOfPages(DraftreeError):
     """Raised before anything was changed."""
+
+
+class RankLost(DraftreeError):
+    """The ranks left cannot go on without it: the whole verifier has to be replaced."""

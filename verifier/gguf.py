@@ -102,11 +102,15 @@ class GGUFFile:
         Raises:
             CheckpointError: a quantisation that the gguf package cannot undo.
         """
-        values = self._dequantized(self._tensors[name]).reshape(self.shape(name))
-        if self.config.architecture == "llama" and ".q_proj." in name:
-            return split_halves(values, self.config.num_heads)
-        if self.config.architecture == "llama" and ".k_proj." in name:
-            return split_halves(values, self.config.num_kv_heads)
+        return self.rows(name, 0, self.shape(name)[0])
+
+    def rows(self, name: str, first: int, end: int) -> np.ndarray:
+        """Rows ``first .. end - 1`` of what `array` gives, and no others are read; of q and k, rows of whole heads."""
+        values = self._dequantized(self._tensors[name], first, end).reshape(end - first, *self.shape(name)[1:])
+        if self.config.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            num_heads, rest = divmod(end - first, self.config.head_dim)
+            assert first % self.config.head_dim == rest == 0, "a head's rows are in order only together"
+            return split_halves(values, num_heads)
         return values
 
     def sample(self, name: str, size: int) -> bytes:
@@ -114,8 +118,8 @@ class GGUFFile:
         stored = self._tensors[name].data.reshape(-1).view(np.uint8)
         return stored[len(stored) // 2 :][:size].tobytes()
 
-    def _dequantized(self, tensor: ReaderTensor) -> np.ndarray:
+    def _dequantized(self, tensor: ReaderTensor, first: int, end: int) -> np.ndarray:
         try:
-            return dequantize(tensor.data, tensor.tensor_type)
+            return dequantize(tensor.data[first:end], tensor.tensor_type)
         except NotImplementedError as error:
             raise CheckpointError(f"{self.path}: {tensor.name} is {tensor.tensor_type.name}; {error}.") from error

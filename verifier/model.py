@@ -1,13 +1,15 @@
 """The Llama family by flags: Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2.
 
-Knows how rows become hidden states and logits. Knows nothing of requests, sampling, or where pages come from.
+Knows how rows become hidden states and logits, alone or with other ranks: each computes its heads, its feed-forward
+columns and its part of the vocabulary, and the residual stream is the same on all. Knows nothing of requests, sampling,
+processes, or where pages come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -19,7 +21,11 @@ from verifier.config import ModelConfig
 from verifier.layers import GatedMLP, NoNorm, RMSNorm, Rotary
 from verifier.linear import Linear
 from verifier.pool import PagePool
-from verifier.weights import Checkpoint
+from verifier.ranks import ALONE, Ranks
+from verifier.shard import Shard
+from verifier.weights import EMBEDDING, Checkpoint
+
+HEAD = "lm_head.weight"
 
 Rotation = Callable[[Tensor], Tensor]  # heads [rows, any, head_dim] turned by their rows' positions
 
@@ -34,7 +40,7 @@ class Tensors(Protocol):
 class DecoderLayer:
     """Pre-norm attention and MLP. Heads of q, k and v come out of one merged matrix, in that order."""
 
-    config: ModelConfig
+    config: ModelConfig  # of what this rank computes
     window: int | None
     attention_norm: RMSNorm | NoNorm
     qkv: Linear
@@ -43,6 +49,7 @@ class DecoderLayer:
     output: Linear
     mlp_norm: RMSNorm
     mlp: GatedMLP
+    ranks: Ranks = ALONE
 
     def __call__(
         self, x: Tensor, rotate: Rotation, layout: RowLayout, keys: Tensor, values: Tensor, attention: Attention
@@ -76,8 +83,8 @@ class DecoderLayer:
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer after attention, ``attended [rows, heads * head_dim]``."""
-        x = x + self.output(attended)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.ranks.sum(self.output(attended))
+        return x + self.ranks.sum(self.mlp(self.mlp_norm(x)))
 
     def row_by_row(self, x: Tensor) -> Tensor:
         """All that treats rows apart, with the queries standing in for attention: for the row-count self-test."""
@@ -86,17 +93,32 @@ class DecoderLayer:
 
 
 class Model:
-    """The weights of one model and its forward pass over a flat batch."""
+    """The weights of one model, or of a rank's part of it, and its forward pass over a flat batch."""
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, attention: Attention) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, attention: Attention, ranks: Ranks = ALONE) -> None:
+        shard = Shard(checkpoint, ranks.rank, ranks.size)
         self.config = config
+        self.ranks = ranks
+        self.local_config = shard.config
+        self._checkpoint = checkpoint
         self._attention = attention
         self._rotary = Rotary(config)
-        embedding = checkpoint.tensor("model.embed_tokens.weight")
-        self.embedding = embedding.float()  # [vocab, hidden]
-        self.layers = [load_layer(config, checkpoint, index) for index in range(config.num_layers)]
-        self.norm = RMSNorm(checkpoint.tensor("model.norm.weight").float(), config.rms_norm_eps)
-        self.head = Linear([embedding if config.tie_word_embeddings else checkpoint.tensor("lm_head.weight")])
+        own_rows = shard.tensor(EMBEDDING)
+        self._own_embedding = own_rows.float()  # [a rank's part of the vocabulary, hidden]
+        self.layers = [load_layer(shard.config, shard, index, ranks=ranks) for index in range(config.num_layers)]
+        self.norm = RMSNorm(shard.tensor("model.norm.weight").float(), config.rms_norm_eps)
+        self._own_head = Linear([own_rows if config.tie_word_embeddings else shard.tensor(HEAD)])
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """``[vocab, hidden]`` fp32, for heads that share it. A rank that holds a part reads the whole when asked."""
+        return self._own_embedding if self.ranks.size == 1 else self._checkpoint.tensor(EMBEDDING).float()
+
+    @cached_property
+    def head(self) -> Linear:
+        """Normed hidden states to logits of the whole vocabulary, on this rank alone: like `embedding`, for others."""
+        name = EMBEDDING if self.config.tie_word_embeddings else HEAD
+        return self._own_head if self.ranks.size == 1 else Linear([self._checkpoint.tensor(name)])
 
     def forward(self, layout: RowLayout, pool: PagePool, taps: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states ``[rows, hidden]`` after the last layer, before the final norm, and those at ``taps`` by tap.
@@ -105,7 +127,7 @@ class Model:
         (``hidden_states[n]`` of Hugging Face models, except that n = num_layers is before the final norm here).
         Writes the rows' keys and values into ``pool``.
         """
-        x = self.embedding[layout.token_ids]
+        x = self._embed(layout.token_ids)
         cos, sin = self._rotary.at(layout.positions)
         rotate = partial(self._rotary, cos=cos, sin=sin)
         tapped = {0: x}
@@ -115,15 +137,33 @@ class Model:
                 tapped[index + 1] = x
         return x, {tap: tapped[tap] for tap in taps}
 
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """``[rows, hidden]``: each id is looked up by the rank that holds it, the others add zeros."""
+        if self.ranks.size == 1:
+            return self.embedding[token_ids]
+        places = token_ids - self.ranks.rank * len(self._own_embedding)
+        own = (places >= 0) & (places < len(self._own_embedding))
+        return self.ranks.sum(self._own_embedding[places.where(own, 0)].where(own.unsqueeze(1), 0))
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[rows, vocab]`` fp32 from hidden states before the final norm."""
-        return self.head(self.norm(hidden))
+        """``[rows, vocab]`` fp32 from hidden states before the final norm; whole on rank 0 alone."""
+        return self.ranks.gather(self._own_head(self.norm(hidden)))[:, : self.config.vocab_size]
+
+    def row_by_row(self, x: Tensor) -> Tensor:
+        """What this rank does with rows apart, in one layer and the head: for the row-count self-test."""
+        layer = replace(self.layers[0], ranks=ALONE)
+        return self._own_head(self.norm(layer.row_by_row(x)))
 
 
 def load_layer(
-    config: ModelConfig, checkpoint: Tensors, index: int, *, has_attention_norm: bool = True
+    config: ModelConfig,
+    checkpoint: Tensors,
+    index: int,
+    *,
+    has_attention_norm: bool = True,
+    ranks: Ranks = ALONE,
 ) -> DecoderLayer:
-    """Layer ``index`` from Hugging Face tensor names."""
+    """Layer ``index`` from Hugging Face tensor names; of several ranks, ``config`` and tensors are this one's."""
     prefix = f"model.layers.{index}"
 
     def norm(name: str) -> RMSNorm:
@@ -146,4 +186,5 @@ def load_layer(
         mlp=GatedMLP(
             linear("mlp", ("gate_proj", "up_proj"), config.mlp_bias), linear("mlp", ("down_proj",), config.mlp_bias)
         ),
+        ranks=ranks,
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from verifier.errors import DraftreeError
+from verifier.ranks import ALONE, Ranks
 
 # Few enough to be tried in a second, close enough together that padding costs little.
 FEWEST = 16  # tried even if steps are to be smaller: few-row kernels alone may not agree, and padding helps
@@ -41,18 +42,32 @@ class RowCounts:
         return self.counts[bisect_left(self.counts, num_rows)]
 
 
-def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int) -> RowCounts:
-    """Counts at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise.
+def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int, ranks: Ranks = ALONE) -> RowCounts:
+    """Counts at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise, on all ranks.
 
-    Tried are the candidates up to the first that holds ``largest`` rows, or all of them if none does.
-
-    A count that gives a row the same bits in whichever place it stands is a yardstick; the smallest one whose company
-    reaches far enough for prompt chunks is taken (few-row kernels often agree among themselves and with nobody else).
+    Tried are the candidates up to the first that holds ``largest`` rows, or all of them if none does. Every rank tries
+    its own block and takes the counts that are good for all, since all pad alike.
 
     Raises:
         DraftreeError: there is none, so exact mode cannot be had on this machine.
     """
     largest = next((count for count in CANDIDATES if count >= max(largest, FEWEST)), CANDIDATES[-1])
+    own = torch.zeros(largest + 1, dtype=torch.int64)
+    own[list(_agreeing(block, width, largest))] = 1
+    counts = tuple((ranks.sum(own) == ranks.size).nonzero().flatten().tolist())
+    if not counts or 2 * counts[-1] < largest:
+        raise DraftreeError(
+            "exact mode needs kernels that treat rows alike, and this machine has none: set exact=false."
+        )
+    return RowCounts(counts)
+
+
+def _agreeing(block: Callable[[Tensor], Tensor], width: int, largest: int) -> tuple[int, ...]:
+    """Counts of this rank; none if it has none that are of use.
+
+    A count that gives a row the same bits in whichever place it stands is a yardstick; the smallest one whose company
+    reaches far enough for prompt chunks is taken (few-row kernels often agree among themselves and with nobody else).
+    """
     x = torch.randn(2 * largest, width, generator=torch.Generator().manual_seed(0))
     candidates = [count for count in CANDIDATES if count <= largest]
 
@@ -66,5 +81,5 @@ def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int)
             continue
         agreeing = tuple(count for count in candidates if torch.equal(block(x[:count]), truth[:count]))
         if 2 * agreeing[-1] >= largest:
-            return RowCounts(agreeing)
-    raise DraftreeError("exact mode needs kernels that treat rows alike, and this machine has none: set exact=false.")
+            return agreeing
+    return ()

@@ -1,6 +1,8 @@
 """A model and its paged cache as one thing that executes step plans.
 
-Knows rows, pages and logits. Knows nothing of requests, tokens' meaning, drafters or time.
+Of several ranks, rank 0's is the one that an engine has: it tells the others each plan, move and copy before it does
+the same. They run the very same code; logits and features come out on rank 0 alone. Knows rows, pages and logits. Knows
+nothing of requests, tokens' meaning, drafters or time.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from verifier.attention import create_attention
 from verifier.attention.layout import RowLayout
-from verifier.batch import StepPlan
+from verifier.batch import Moves, PageCopies, StepPlan
 from verifier.config import ModelConfig
 from verifier.features import FeaturePool, Fusion
+from verifier.lead import NOBODY, Lead
 from verifier.model import Model
 from verifier.pool import PagePool
+from verifier.ranks import ALONE, Ranks
 from verifier.rows import RowCounts, find_row_counts
 from verifier.weights import Checkpoint
 
@@ -35,11 +39,16 @@ class Verifier:
     """Executes `StepPlan`s. Not thread-safe: one engine owns it.
 
     In exact mode a row's logits are bitwise the same in whatever batch it is computed (`verifier.rows`).
+
+    Attributes:
+        fingerprint: equal for verifiers that give the same logits: same model, weights, precision and parallel size.
+        lead: of several ranks, rank 0's hold on the others.
     """
 
     def __init__(self, model: Model, pool: PagePool, row_counts: RowCounts, fingerprint: str) -> None:
         self.model, self.pool, self.row_counts, self.fingerprint = model, pool, row_counts, fingerprint
         self.taps: tuple[int, ...] = ()
+        self.lead: Lead = NOBODY
         self._features: dict[str, FeaturePool] = {}
 
     @classmethod
@@ -53,25 +62,29 @@ class Verifier:
         exact: bool = True,
         max_rows: int = 192,
         backend: str = "auto",
+        ranks: Ranks = ALONE,
     ) -> Verifier:
-        """Loads the checkpoint at ``path`` (a Hugging Face folder or a GGUF file) and allocates ``num_pages`` pages."""
+        """Loads the checkpoint at ``path`` (a Hugging Face folder or a GGUF file) and allocates ``num_pages`` pages.
+
+        Of several ranks each loads its part of the weights, and of every page its KV heads' part.
+        """
         checkpoint = Checkpoint.open(path)
         config = checkpoint.config
-        model = Model(config, checkpoint, create_attention(backend))
+        model = Model(config, checkpoint, create_attention(backend), ranks)
         # One page more than the books know of: rows that only pad the batch write there.
         pool = PagePool(
             num_pages + 1,
             page_size,
             num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=model.local_config.num_kv_heads,
             head_dim=config.head_dim,
         )
         row_counts = RowCounts.any_up_to(max_rows)
         if exact:
-            row_counts = find_row_counts(
-                lambda x: model.logits(model.layers[0].row_by_row(x)), config.hidden_size, max_rows
-            )
-        return cls(model, pool, row_counts, checkpoint.fingerprint)
+            row_counts = find_row_counts(model.row_by_row, config.hidden_size, max_rows, ranks)
+        # Sums over other numbers of ranks round otherwise.
+        parallel = f"-tp{ranks.size}" if ranks.size > 1 else ""
+        return cls(model, pool, row_counts, checkpoint.fingerprint + parallel)
 
     @property
     def config(self) -> ModelConfig:
@@ -104,29 +117,36 @@ class Verifier:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepOutput:
         """One pass over all rows of ``plan``; every row's KV is in its slot afterwards."""
-        layout = RowLayout.of(
+        layout = RowLayout.of(  # before others hear of the plan: one that cannot be laid out is nobody's fault
             plan.segments,
             page_size=self.pool.page_size,
             num_rows=self.padded(plan.num_rows),
             scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
         )
-        fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}
-        hidden, states = self.model.forward(layout, self.pool, tuple(fused_taps.union(self.taps)))
-        for pool in self._features.values():
-            pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
-        return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
+        with self.lead.step(plan):
+            fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}
+            hidden, states = self.model.forward(layout, self.pool, tuple(fused_taps.union(self.taps)))
+            for pool in self._features.values():
+                pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
+            return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole pages of KV and features, (source, target) each: copy-on-write."""
-        for pool in self._pools:
-            pool.copy_pages(pairs)
+        with self.lead.step(PageCopies(tuple(pairs))):
+            for pool in self._pools:
+                pool.copy_pages(pairs)
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Moves KV and features between physical slots: the kept nodes' into place."""
-        for pool in self._pools:
-            pool.move(sources, targets)
+        with self.lead.step(Moves(tuple(sources), tuple(targets))):
+            for pool in self._pools:
+                pool.move(sources, targets)
+
+    def close(self) -> None:
+        """Lets the other ranks go, if there are any; nothing can be computed afterwards."""
+        self.lead.close()
 
     def _logits(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         rows: list[int] = []

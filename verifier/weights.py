@@ -21,6 +21,7 @@ from verifier.config import ModelConfig, read_json
 from verifier.errors import CheckpointError, ModelNotFound
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
@@ -54,10 +55,18 @@ class TensorFiles(Protocol):
         ...
 
 
+class ModelFiles(TensorFiles, Protocol):
+    """Where a target's tensors come from, whole or in part."""
+
+    def part(self, name: str, dim: int, first: int, end: int) -> Tensor:
+        """Rows (``dim`` 0) or columns (1) ``first .. end - 1`` of a tensor, without reading the rest if possible."""
+        ...
+
+
 class Checkpoint:
     """A model's configuration and its weights, which are known to fit one another."""
 
-    def __init__(self, config: ModelConfig, files: TensorFiles) -> None:
+    def __init__(self, config: ModelConfig, files: ModelFiles) -> None:
         self.config = config
         self._files = files
         check_tensors(config.tensor_shapes(), {name: files.shape(name) for name in files.names}, config.name)
@@ -78,6 +87,10 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """One tensor by Hugging Face's name, in the precision it was saved in (fp16 if it was quantised)."""
         return self._files.tensor(name)
+
+    def part(self, name: str, dim: int, first: int, end: int) -> Tensor:
+        """Rows (``dim`` 0) or columns (1) ``first .. end - 1`` of one tensor; of q and k, rows of whole heads only."""
+        return self._files.part(name, dim, first, end)
 
     @property
     def held_bytes(self) -> int:
@@ -157,13 +170,13 @@ class SafetensorsFolder:
         return tuple(self._entry(name)["shape"])
 
     def tensor(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
-        path = self._files[name]
-        if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
-        tensor: Tensor = self._open[path].get_tensor(name)
+        tensor: Tensor = self._file(name).get_tensor(name)
         return tensor
+
+    def part(self, name: str, dim: int, first: int, end: int) -> Tensor:
+        stored = self._file(name).get_slice(name)
+        part: Tensor = stored[first:end] if dim == 0 else stored[:, first:end]
+        return part
 
     def is_fp16(self, name: str) -> bool:
         return bool(self._entry(name)["dtype"] == "F16")
@@ -175,6 +188,14 @@ class SafetensorsFolder:
             header_bytes = struct.unpack("<Q", file.read(8))[0]
             file.seek(8 + header_bytes + (begin + end) // 2)
             return file.read(min(SAMPLE_BYTES, (end - begin + 1) // 2))
+
+    def _file(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        path = self._files[name]
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt")
+        return self._open[path]
 
     def _entry(self, name: str) -> dict[str, Any]:
         entry: dict[str, Any] = self._headers[self._files[name]][name]
@@ -198,10 +219,17 @@ class GGUFTensors:
         return self._file.shape(name)
 
     def tensor(self, name: str) -> Tensor:
+        return self._tensor(self._file.array(name))
+
+    def part(self, name: str, dim: int, first: int, end: int) -> Tensor:
+        """Columns are cut after the rows were dequantised: blocks of quantised numbers lie along a row."""
+        return self._tensor(self._file.rows(name, first, end) if dim == 0 else self._file.array(name)[:, first:end])
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
         import torch
 
         dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return torch.tensor(self._file.array(name), dtype=dtype)
+        return torch.tensor(values, dtype=dtype)
 
     def is_fp16(self, name: str) -> bool:
         return self.config.dtype == "float16"

@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     path = locate_model(options.model, report)
     model = Checkpoint.open(path).config
     asked = ask(Text.load(path), read_prompts(options.prompts, options.count))
-    entries = [enter(method, options.heads, model, path) for method in METHODS]
+    methods = [method for method in METHODS if method.name.startswith(tuple(options.only))]
+    entries = [enter(method, options.heads, model, path) for method in methods]
     verifier = load_verifier(path, asked, options.max_tokens, [entry.plan for entry in entries if entry.plan])
     file = RoundsFile(options.out / "rounds.jsonl", conditions(verifier, options.max_tokens))
     comparison = Comparison.load(entries, verifier, options.max_tokens)
@@ -73,17 +74,12 @@ def command_line() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
-    add(
-        "--heads",
-        type=Path,
-        default=Path("heads"),
-        metavar="F",
-        help="holds small, medusa, eagle, eagle3 (%(default)s)",
-    )
+    add("--heads", type=Path, default=Path("heads"), metavar="F", help="with small, medusa, eagle, eagle3 (heads)")
     add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
     add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
     add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T", help="one or more (default: 0 1)")
+    add("--only", nargs="+", default=[""], metavar="NAME", help="methods whose names begin like this (default: all)")
     add("--out", type=Path, default=Path("build/methods"), metavar="F", help="for rounds and picture (%(default)s)")
     return parser
 

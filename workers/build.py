@@ -40,7 +40,7 @@ class EngineSpec:
     """What to load and how to run it. 0 and "" mean "work it out"."""
 
     model: str = ""  # folder, GGUF file or hub id; empty: the embedded default model
-    draft_model: str = "ngram"  # none, ngram or the folder of a draft network; several joined by +
+    draft_model: str = "auto"  # none, ngram, eagle3 or the folder of a draft network; several joined by +
     limits: DraftLimits = DEFAULT_LIMITS
     draft_options: DraftOptions = field(default_factory=DraftOptions)  # of draft networks
     draft_deadline_s: float = 0.5  # after this a step goes on without its trees
@@ -51,10 +51,11 @@ class EngineSpec:
     max_rows: int = 96
     prefix_cache: bool = True
     exact: bool = True
+    tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
     acceptance: Acceptance = "exact"
     adaptive: bool = True  # guess only as far as it pays, within the limits
     max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
-    threads: int = 0  # 0: torch's own choice
+    threads: int = 0  # of all ranks together; 0: torch's own choice
 
     def engine_config(self, model: ModelConfig) -> EngineConfig:
         """What is left to work out, for this model.
@@ -65,6 +66,7 @@ class EngineSpec:
         longest = self.max_model_len or min(model.max_positions, LONGEST_BY_DEFAULT)
         if longest > model.max_positions:
             raise BadSetting("max_model_len", longest, f"at most {model.max_positions}, the positions of {model.name}")
+        model.check_tensor_parallel(self.tensor_parallel)
         return EngineConfig(
             num_pages=self.num_pages or math.ceil(2 * longest / self.page_size),
             page_size=self.page_size,
@@ -72,6 +74,7 @@ class EngineSpec:
             max_running=self.max_running,
             max_rows=self.max_rows,
             prefix_cache=self.prefix_cache,
+            tensor_parallel=self.tensor_parallel,
             exact=self.exact,
             acceptance=self.acceptance,
             adaptive=self.adaptive,
@@ -134,16 +137,15 @@ def openmp_environment() -> dict[str, str]:
 def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> Engine:
     import torch
 
-    from verifier.verifier import Verifier
     from workers.engine import Engine
+    from workers.group import load_ranks
     from workers.profile import profile
 
     if threads:
         torch.set_num_threads(threads)
-    verifier = Verifier.load(
-        path, num_pages=config.num_pages, page_size=config.page_size, exact=config.exact, max_rows=config.max_rows
-    )
+    verifier = load_ranks(path, config)
     engine = Engine(verifier, plan.create(verifier), config)
+    verifier.lead.when_lost(engine.give_up)
     if config.adaptive:
-        profile(verifier, engine.pages, engine.costs, min(config.max_rows, verifier.max_rows), engine.clock)
+        profile(verifier, engine.pages, engine.costs, engine.clock)
     return engine

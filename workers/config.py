@@ -31,6 +31,7 @@ class EngineConfig:
     max_running: int = 16  # sequences that hold pages at the same time
     max_rows: int = 192  # rows of one step: roots, prompt tokens and, where room remains, guesses
     prefix_cache: bool = True
+    tensor_parallel: int = 1  # ranks that share the model
     exact: bool = True  # the verifier pads rows so that each is bitwise the same in any batch
     acceptance: Acceptance = "exact"  # whose tokens are said: plain decoding's, or guesses that are likely enough
     limits: DraftLimits = field(default_factory=DraftLimits)  # of requests that bring none

@@ -24,6 +24,7 @@ from verifier.weights import Checkpoint
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.machine import available_memory, check_memory
+from workers.profile import profile
 from workers.prompts import Prompt
 from workers.sequence import Request
 from workers.text import Text
@@ -136,7 +137,10 @@ def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, **setti
     num_pages, page_size = verifier.pool.num_pages - 1, verifier.pool.page_size  # the last page only takes padding
     longest = min(num_pages * page_size, verifier.config.max_positions)
     config = EngineConfig(num_pages, page_size, max_model_len=longest, prefix_cache=False, limits=limits, **settings)
-    return Engine(verifier, drafter, config)
+    engine = Engine(verifier, drafter, config)
+    if config.adaptive:
+        profile(verifier, engine.pages, engine.costs, engine.clock)
+    return engine
 
 
 def engine_contestant(verifier: Verifier, drafter: Drafter, limits: DraftLimits, max_tokens: int) -> Contestant:

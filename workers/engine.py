@@ -59,6 +59,8 @@ class StepRunner(Protocol):
 
     def padded(self, num_rows: int) -> int: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Result:
@@ -200,13 +202,21 @@ class Engine:
         self._thread = threading.Thread(target=self._serve, name="draftree-engine", daemon=True)
         self._thread.start()
 
+    def give_up(self, reason: str) -> None:
+        """The engine is dead from now on. From any thread, as when a part that it cannot do without is lost.
+
+        What requests are left end with finish "error" when the step in progress is over.
+        """
+        self.inbox.close(reason)
+
     def stop(self) -> None:
         """Returns when the step in progress is over and what requests were left have ended with finish "error"."""
-        self.inbox.close("the engine was stopped")
+        self.give_up("the engine was stopped")
         if self._thread is not None:
             self._thread.join()
         else:
             self._end_all()
+        self.verifier.close()
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Serves the requests on the calling thread, for want of one of its own, and returns when all have ended."""

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     """
     options = command_line().parse_args(argv)
     os.environ.update(openmp_environment())  # takes effect if torch is not imported yet
-    print(json.dumps(run(options)))
+    print(f"\n{json.dumps(run(options))}")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for temperature in options.temperature:
         name = f"temperature {temperature:g}"
         tallies = tally_answers(engine, asked, temperature, options.max_tokens, known)
-        print(f"\n{show(tallies, limits.max_draft, name)}\n", flush=True)
+        print(f"\n{show(tallies, limits.max_draft, name)}", flush=True)
         by_category = {category: tally.figures() for category, tally in tallies.items()}
         figures[name] = total(tallies).figures() | {"by_category": by_category}
     figures["drafter_failures"] = engine.stats().drafter_failures
@@ -87,7 +87,7 @@ def check_layers(
     if not layer_ids:
         return {}
     found = measure_shifts(layer_ids, create, verifier, asked)
-    print(f"{diagnosis(Path(name).name, found)}\n", flush=True)
+    print(f"\n{diagnosis(Path(name).name, found)}", flush=True)
     return {",".join(map(str, ids)): round(guess.rate, 3) for ids, guess in found.items()}
 
 

@@ -162,9 +162,16 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model",
         default=spec.draft_model,
         metavar="D",
-        help="who guesses: none, ngram or the folder of a draft network (default: %(default)s)",
+        help="who guesses: none, ngram, eagle3 or the folder of a draft network, joined by + (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
+    add(
+        "--tensor-parallel",
+        type=at_least(1),
+        default=spec.tensor_parallel,
+        metavar="N",
+        help="processes that share the model (default: %(default)s)",
+    )
     add(
         "--threads",
         type=at_least(0, MAX_THREADS),
@@ -244,6 +251,7 @@ def engine_spec(options: argparse.Namespace) -> EngineSpec:
         limits,
         drafting,
         exact=options.exact,
+        tensor_parallel=options.tensor_parallel,
         adaptive=options.adaptive,
         threads=options.threads,
     )

@@ -19,14 +19,15 @@ GIB = 2**30
 
 
 def check_memory(config: ModelConfig, engine: EngineConfig, drafter: DraftPlan, available: int) -> None:
-    """Refuses what does not fit into ``available`` bytes.
+    """Refuses what does not fit into ``available`` bytes; all ranks are on this machine.
 
     Raises:
         DraftreeError: weights and KV cache together need more; says how much.
     """
     weights = weight_bytes(config)
     cached_tokens = engine.num_pages * engine.page_size
-    cache = cached_tokens * kv_bytes_per_token(config)
+    copies = max(1, engine.tensor_parallel // config.num_kv_heads)  # of each KV head
+    cache = cached_tokens * kv_bytes_per_token(config) * copies
     drafting = drafter.num_bytes(cached_tokens)
     if weights + cache + drafting > available:
         head = f", {drafter.name} takes {drafting / GIB:.1f} GiB" if drafting else ""

@@ -51,7 +51,8 @@ MEDUSA_TREE, EAGLE1_TREE = DraftLimits(4, 10, 63), DraftLimits(5, 4, 25)
 EAGLE2_TREE, EAGLE3_TREE = DraftLimits(6, 10, 59), DraftLimits(8, 10, 59)
 METHODS = (
     Method("n-gram", ("ngram",), (DraftLimits(10, 1, 10), DEFAULT_LIMITS)),
-    Method("small model", ("small",), (DraftLimits(5, 1, 5), DraftLimits(3, 1, 3)), trained_as="small"),
+    Method("n-gram, adaptive", ("ngram",), (DEFAULT_LIMITS,), adaptive=True),
+    Method("small model", ("small",), (DraftLimits(5, 1, 5), DraftLimits(3, 1, 3)), trained_as="model"),
     Method("Medusa", ("medusa",), (MEDUSA_TREE, DEFAULT_LIMITS), trained_as="medusa"),
     Method(
         "Medusa, typical acceptance",
@@ -76,6 +77,7 @@ METHODS = (
         trained_as="eagle",
     ),
     Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
+    Method("EAGLE-3, noise ranking", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=True), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram", ("eagle3", "ngram"), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
 )
@@ -107,7 +109,7 @@ def enter(method: Method, heads: Path, target: ModelConfig, model: Path) -> Entr
         model: the target's folder or GGUF file.
     """
     folders = [heads / part for part in method.parts if part not in NAMES]
-    if missing := [folder for folder in folders if not (folder / "config.json").is_file()]:
+    if missing := [folder for folder in folders if not folder.is_dir()]:
         return Entry(method, None, problem=f"not built: {build_command(method, missing[0])}")
     name = "+".join(part if part in NAMES else str(heads / part) for part in method.parts)
     try:

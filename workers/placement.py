@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.checkpoints import DraftFolder
-from drafter.factory import NAMES, DraftPlan, parts_of, plan_drafter
+from drafter.factory import NAMES, DraftPlan, folder_of, parts_of, plan_drafter
 from drafter.medusa_config import is_medusa
 from drafter.networks import NetworkPlan, plan_network
 from drafter.options import DraftOptions
@@ -37,21 +37,21 @@ class Elsewhere:
     figures: RemoteFigures = field(default_factory=RemoteFigures)
 
 
-def remote_part(name: str) -> str | None:
-    """Of a ``draft_model``, the folder whose network can run elsewhere; None if there is none.
+def remote_part(name: str, target: ModelConfig) -> str | None:
+    """Of a ``draft_model``, the part whose network can run elsewhere; None if there is none.
 
     Raises:
         BadSetting: several, or one that must stay with the target.
     """
-    folders = [part for part in parts_of(name) if part not in NAMES]
-    if len(folders) > 1:
+    networks = [part for part in parts_of(name, target) if part not in NAMES]
+    if len(networks) > 1:
         raise BadSetting(
             "draft_model", name, "a single draft network, with or without ngram, where drafters are remote"
         )
-    if folders and is_medusa(Path(folders[0]).expanduser()):
-        allowed = f"local, since {folders[0]} has Medusa heads, which run on the target's last state"
+    if networks and is_medusa(folder_of(networks[0], target)):
+        allowed = f"local, since {networks[0]} has Medusa heads, which run on the target's last state"
         raise BadSetting("drafter_placement", "remote", allowed)
-    return folders[0] if folders else None
+    return networks[0] if networks else None
 
 
 def plan_remote(
@@ -65,11 +65,11 @@ def plan_remote(
     checkpoint = Checkpoint.open(model)
     target = checkpoint.config
     here = plan_drafter(name, target, options, model)  # all that can be wrong with it is wrong elsewhere too
-    folder = remote_part(name)
-    if folder is None:
+    own_name = remote_part(name, target)
+    if own_name is None:
         return here
-    network = _plan_network(folder, target, options)
-    others = [plan_drafter(part, target) for part in parts_of(name) if part != folder]
+    network = _plan_network(own_name, target, options)
+    others = [plan_drafter(part, target) for part in parts_of(name, target) if part != own_name]
 
     def create(verifier: Verifier) -> Drafter:
         from drafter.united import UnitedDraft
@@ -85,7 +85,7 @@ def plan_remote(
             figures=elsewhere.figures,
         )
         sources: dict[str, Drafter] = {plan.name: plan.create(verifier) for plan in others}
-        return UnitedDraft(sources | {folder: remote}, target.vocab_size) if others else remote
+        return UnitedDraft(sources | {own_name: remote}, target.vocab_size) if others else remote
 
     # Of a network's memory, what is not its own cache: nearly all of it is the features beside the KV.
     return DraftPlan(here.name, create, lambda num_slots: 4 * num_slots * target.hidden_size)
@@ -109,17 +109,17 @@ def load_draft_server(name: str, model: Path, options: DraftOptions, *, num_page
     from workers.draft_server import DraftServer
 
     checkpoint = Checkpoint.open(model)
-    folder = remote_part(name)
-    assert folder is not None, f"{name} has no network"
-    plan = _plan_network(folder, checkpoint.config, options)
+    part = remote_part(name, checkpoint.config)
+    assert part is not None, f"{name} has no network"
+    plan = _plan_network(part, checkpoint.config, options)
     with torch.inference_mode():
         network = plan.load(TargetParts(checkpoint), create_attention())
     drafter = NetworkDraft(network, num_pages=num_pages, page_size=page_size, options=options)
     return DraftServer(drafter, _terms(checkpoint, plan, network.fusion))
 
 
-def _plan_network(folder: str, target: ModelConfig, options: DraftOptions) -> NetworkPlan:
-    return plan_network(DraftFolder(Path(folder).expanduser()), target, options)
+def _plan_network(name: str, target: ModelConfig, options: DraftOptions) -> NetworkPlan:
+    return plan_network(DraftFolder(folder_of(name, target)), target, options)
 
 
 def _terms(target: Checkpoint, network: NetworkPlan, fusion: Fusion | None) -> Terms:

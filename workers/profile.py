@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from verifier.batch import Segment, StepPlan
+from verifier.config import ModelConfig
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
 from workers.costs import Costs
@@ -21,13 +22,20 @@ ROUNDS = 2
 class Runner(Protocol):
     """What is measured."""
 
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def max_rows(self) -> int: ...
+
     def forward(self, plan: StepPlan) -> object: ...
 
 
-def profile(verifier: Runner, pages: PageTable, costs: Costs, max_rows: int, clock: Callable[[], float]) -> None:
+def profile(verifier: Runner, pages: PageTable, costs: Costs, clock: Callable[[], float]) -> None:
     """Fills ``costs`` with what passes take by rows, and by keys. Between steps; all pages are given back."""
-    room = pages.num_free * pages.page_size
-    counts = {costs.padded(rows): rows for rows in ROWS if rows <= min(max_rows, room)}
+    room, max_positions = pages.num_free * pages.page_size, verifier.config.max_positions
+    fitting = min(verifier.max_rows, room, max_positions)
+    counts = {costs.padded(rows): rows for rows in ROWS if rows <= fitting}
     seconds: dict[int, list[float]] = {rows: [] for rows in counts.values()}
     for _ in range(ROUNDS):
         for rows, times in seconds.items():
@@ -35,7 +43,7 @@ def profile(verifier: Runner, pages: PageTable, costs: Costs, max_rows: int, clo
     for rows, times in seconds.items():
         costs.observe_verifying(rows, 0, min(times))  # in the first round memory is fetched and kernels are chosen
     rows = max(seconds)
-    if (context := min(LONG_CONTEXT, room - rows)) > 0:
+    if (context := min(LONG_CONTEXT, room - rows, max_positions - rows)) > 0:
         costs.learn_keys(rows, rows * context, _time(verifier, pages, clock, context, rows))
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from drafter.training.layouts import decoder_words, halves, save_config
+from drafter.training.layouts import decoder_words, halves, save_config, save_weights
 from drafter.training.objectives.factory import head_decoder
 from drafter.training.trained import Trained
 from verifier.config import ARCHITECTURES
@@ -27,7 +26,7 @@ GUESSES = 3  # the speculators layout names a number of draft tokens; who serves
 def save_draftree(folder: Path, head: Trained) -> None:
     """``config.json`` and ``model.safetensors``, fp16."""
     save_config(folder, _plain_config(head, "LlamaForCausalLMEagle3") | _layer_ids(head) | FLAGS)
-    save_file(_tensors(head), folder / "model.safetensors")
+    save_weights(folder, _tensors(head))
 
 
 def save_safeailab(folder: Path, head: Trained) -> None:
@@ -75,7 +74,7 @@ def save_speculators(folder: Path, head: Trained) -> None:
     save_config(folder, config | _layer_ids(head) | FLAGS)
     tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _tensors(head).items()}
     tensors["embed_tokens.weight"] = head.target.embedding.half().contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(folder, tensors)
 
 
 def _tensors(head: Trained) -> dict[str, Tensor]:

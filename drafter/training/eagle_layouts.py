@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from drafter.training.layouts import decoder_words, halves, save_config
+from drafter.training.layouts import decoder_words, halves, save_config, save_weights
 from drafter.training.objectives.factory import head_decoder, small_model_config
 from drafter.training.trained import Trained
 
@@ -16,7 +15,7 @@ from drafter.training.trained import Trained
 def save_draftree(folder: Path, head: Trained) -> None:
     """``config.json`` and ``model.safetensors``, fp16; the target's embedding is not repeated."""
     save_config(folder, _eagle_config(head))
-    save_file(halves(head.weights), folder / "model.safetensors")
+    save_weights(folder, halves(head.weights))
 
 
 def save_safeailab(folder: Path, head: Trained) -> None:
@@ -31,7 +30,7 @@ def save_small_model(folder: Path, head: Trained) -> None:
     config = small_model_config(head.settings, head.target.config)
     ends = {"eos_token_id": list(config.eos_token_ids), "bos_token_id": config.bos_token_id}
     save_config(folder, {"architectures": ["LlamaForCausalLM"]} | decoder_words(config) | ends)
-    save_file(halves(head.weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(folder, halves(head.weights))
 
 
 def _eagle_config(head: Trained) -> dict[str, Any]:

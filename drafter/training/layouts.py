@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from verifier.config import ModelConfig
@@ -37,6 +38,12 @@ def decoder_words(decoder: ModelConfig) -> dict[str, Any]:
 def save_config(folder: Path, config: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def save_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    path = folder / "model.safetensors"
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library keeps it from other users, who may share a head
 
 
 def halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

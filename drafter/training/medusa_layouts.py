@@ -9,10 +9,9 @@ import re
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from drafter.medusa_config import HEADS_FILE, TOKEN_MAP
-from drafter.training.layouts import halves, save_config
+from drafter.training.layouts import halves, save_config, save_weights
 from drafter.training.trained import Trained
 from verifier.errors import BadSetting
 
@@ -36,7 +35,7 @@ def save_vllm(folder: Path, head: Trained) -> None:
         "torch_dtype": "float16",
     }
     save_config(folder, config)
-    save_file(tensors, folder / "model.safetensors")
+    save_weights(folder, tensors)
 
 
 def save_medusa_1(folder: Path, head: Trained) -> None:

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from drafter.training.objectives.base import Objective
-from verifier.errors import BadSetting
+from drafter.training.settings import TrainSettings
 
-NAMES = ("muon", "adamw")
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration
 ITERATIONS = 5
 MOMENTUM = 0.95
@@ -79,17 +78,22 @@ class Together:
             each.load_state_dict(state)
 
 
-def create_optimizer(objective: Objective, name: str, lr: float, muon_lr: float, weight_decay: float) -> Together:
-    """
-    Raises:
-        BadSetting: there is no optimizer of that name.
-    """
-    if name not in NAMES:
-        raise BadSetting("optimizer", name, f"one of {', '.join(NAMES)}")
-    matrices = objective.matrices() if name == "muon" else []
-    taken = {id(each) for each in matrices}
+def create_optimizer(objective: Objective, settings: TrainSettings) -> Together:
+    """For all parameters that are trained; those that are not need no gradient from now on."""
+    output = objective.output_rows()
+    for each in output:
+        each.requires_grad_(settings.output_scale > 0)
+    matrices = objective.matrices() if settings.optimizer == "muon" else []
+    taken = {id(each) for each in (*output, *matrices)}
     others = [each for each in objective.parameters() if id(each) not in taken]
-    optimizers: list[Optimizer] = [AdamW(others, lr=lr, betas=BETAS, weight_decay=weight_decay)]
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in others if each.dim() < 2], "weight_decay": 0.0},  # norms and biases
+        {"params": [each for each in others if each.dim() >= 2]},
+        {"params": output if settings.output_scale else [], "lr": settings.lr * settings.output_scale},
+    ]
+    optimizers: list[Optimizer] = [
+        AdamW([each for each in groups if each["params"]], settings.lr, BETAS, weight_decay=settings.weight_decay)
+    ]
     if matrices:
-        optimizers.append(Muon(matrices, muon_lr, weight_decay))
+        optimizers.append(Muon(matrices, settings.muon_lr, settings.weight_decay))
     return Together(optimizers)

@@ -32,6 +32,9 @@ class TrainSettings:
     start_from: str = _setting("", "the folder of an earlier run, whose best head these weights replace")
     optimizer: str = _setting("muon", "muon (and AdamW for what it cannot do) or adamw")
     lr: float = _setting(1e-3, "highest learning rate of AdamW")
+    output_scale: float = _setting(
+        1.0, "rates of rows over the vocabulary, relative to those; 0 keeps them as they began, which suits little data"
+    )
     muon_lr: float = _setting(1e-3, "highest learning rate of Muon")
     weight_decay: float = _setting(0.0, "of both")
     clip: float = _setting(0.5, "longest gradient; 0 is any")
@@ -55,6 +58,10 @@ class TrainSettings:
         for name in ("lr", "muon_lr", "step_weight"):
             if not 0 < getattr(self, name) <= 1:
                 raise BadSetting(name, getattr(self, name), "above 0 and at most 1")
+        if not 0 <= self.output_scale <= 1:
+            raise BadSetting("output_scale", self.output_scale, "from 0 to 1")
+        if self.init == "random" and not self.output_scale and not self.start_from:
+            raise BadSetting("output_scale", self.output_scale, "above 0 where rows begin as random ones")
         for name in ("held_out", "least_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise BadSetting(name, getattr(self, name), "at least 0 and below 1")

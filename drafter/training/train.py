@@ -1,7 +1,7 @@
 """``python -m drafter.training train``: trains a draft head on collected conversations.
 
     python -m drafter.training train --data DATA --run RUN
-    torchrun --nproc-per-node 4 -m drafter.training train --data DATA --run RUN --device cuda
+    torchrun --nproc-per-node 4 -m -- drafter.training train --data DATA --run RUN --device cuda
 
 The same command goes on with a run that was interrupted. Shards that are collected meanwhile join at the next epoch.
 """

@@ -66,9 +66,8 @@ class Trainer:
         self.objective, self.settings, self.progress = objective, settings, Progress()
         self._data, self._run, self._report, self._device, self._ranks = data, run, report, device, ranks
         self._checkpoint_s, self._header = checkpoint_s, header
-        self._optimizer = create_optimizer(
-            objective, settings.optimizer, settings.lr, settings.muon_lr, settings.weight_decay
-        )
+        self._optimizer = create_optimizer(objective, settings)
+        self._parameters = [each for each in objective.parameters() if each.requires_grad]
         self._held_out: Sequence[Item] = ()
         self._saved_at = time.monotonic()
 
@@ -123,12 +122,11 @@ class Trainer:
             outcome = self._compute(micro)
             (outcome.loss / num_rows).backward()
             figures += outcome.figures
-        parameters = list(self.objective.parameters())
-        for each in parameters:  # a rank without a micro-batch takes part in the sum
+        for each in self._parameters:  # a rank without a micro-batch takes part in the sum
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-        self._ranks.sum([figures, *(each.grad for each in parameters)])
+        self._ranks.sum([figures, *(each.grad for each in self._parameters)])
         if self.settings.clip:
-            clip_grad_norm_(parameters, self.settings.clip)
+            clip_grad_norm_(self._parameters, self.settings.clip)
         self._optimizer.step(rate(self.progress.step, self.settings))
         self.progress.step += 1
         self.progress.rows += num_rows

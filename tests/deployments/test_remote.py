@@ -27,16 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     shape = HeadShape(target_hidden=72, target_vocab=ModelConfig.from_hf(model).vocab_size, hidden=72, head_dim=16)
     config = safeailab_config(shape) | {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     head = save_head(folder / "head", random_weights(shape), config)
-    settings = {
-        "model": str(model),
-        "draft_model": f"ngram+{head}",
-        "drafter_placement": "remote",
-        "threads": 1,
-        "page_size": 4,
-        "max_draft": 3,
-        "adaptive": False,
-    }
-    with serving(folder, settings) as server:
+    settings = {"draft_model": f"ngram+{head}", "drafter_placement": "remote", "adaptive": False}
+    with serving(folder, threads=1, **settings) as server:
         eventually(lambda: bool(say(server, 0, 20)) and connected(server), 120)  # it is looked for when it is wanted
         yield server
 

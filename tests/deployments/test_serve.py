@@ -67,10 +67,11 @@ def healthy(url: str) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, settings: dict[str, Any]) -> Iterator[Server]:
-    """The app with these settings, by `serve run` on a config file in ``folder``."""
+def serving(folder: Path, **settings: Any) -> Iterator[Server]:
+    """A service of its own with a tiny model, gone with all its processes when it is left."""
     config = yaml.safe_load((ROOT / "deployments" / "serve.yaml").read_text())
     config["http_options"]["port"] = free_port()
+    settings = {"model": str(make_tiny_model(folder / "tiny")), "page_size": 4, "max_draft": 3, **settings}
     config["applications"][0]["args"] = settings
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
     log = folder / "log"
@@ -101,9 +102,7 @@ def serving(folder: Path, settings: dict[str, Any]) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("serve")
-    model = make_tiny_model(folder / "tiny")
-    with serving(folder, {"model": str(model), "threads": 1, "page_size": 4, "max_draft": 3}) as server:
+    with serving(tmp_path_factory.mktemp("serve"), threads=1) as server:
         yield server
 
 
@@ -200,3 +199,52 @@ def test_a_lost_verifier_is_an_error_in_openais_shape_and_comes_back(server: Ser
         assert not healthy(server.url)
     eventually(lambda: healthy(server.url), 60)
     test_chat_whole_and_streamed(server)
+
+
+def rank_pids(server: Server) -> list[int]:
+    """Of the actors that are the further ranks of a verifier."""
+    actors = httpx.get(f"{server.dashboard}/api/v0/actors", params={"detail": 1}, timeout=30).json()
+    found = actors["data"]["result"]["result"]
+    return [int(actor["pid"]) for actor in found if actor["class_name"] == "VerifierRank" and actor["state"] == "ALIVE"]
+
+
+def groups(server: Server) -> list[str]:
+    """States of all placement groups there have been."""
+    found = httpx.get(f"{server.dashboard}/api/v0/placement_groups", timeout=30).json()
+    return [group["state"] for group in found["data"]["result"]["result"]]
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_verifier_on_three_ranks_is_replaced_as_a_whole(server: Server, tmp_path: Path) -> None:
+    """The same text as from one rank; one rank's death is told at once and ends all; nothing stays behind."""
+
+    def answer(client: OpenAI) -> str | None:
+        chat = client.chat.completions.create(model="tiny", messages=HI, temperature=1, seed=3, max_tokens=40)
+        return chat.choices[0].message.content
+
+    with server.client() as client:
+        expected = answer(client)
+    with serving(tmp_path, tensor_parallel=3) as parallel, parallel.client() as client:
+        first = rank_pids(parallel)
+        assert len(first) == 2
+        assert answer(client) == expected
+        os.kill(first[1], signal.SIGKILL)
+        eventually(lambda: not healthy(parallel.url), 10)
+        eventually(lambda: healthy(parallel.url), 90)
+        assert answer(client) == expected
+        second = rank_pids(parallel)
+        assert len(second) == 2
+        assert not any(is_alive(pid) for pid in first)
+
+        os.kill(replica_pid(parallel), signal.SIGKILL)  # rank 0
+        eventually(lambda: not healthy(parallel.url), 10)
+        eventually(lambda: healthy(parallel.url), 90)
+        assert answer(client) == expected
+        third = rank_pids(parallel)
+        assert len(third) == 2
+        assert not any(is_alive(pid) for pid in second)
+        assert sorted(groups(parallel)) == ["CREATED", "REMOVED", "REMOVED"]
+    eventually(lambda: not any(is_alive(pid) for pid in third), 20)

@@ -17,12 +17,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 import deployments
-from deployments.checks import (
-    served_model,
-)
+from deployments.checks import served_model
 from deployments.settings import RefusedSettings, Settings
 from tests.deployments.tiny import make_tiny_model
-from verifier.errors import BadSetting, ModelNotFound
+from verifier.errors import ModelNotFound
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +36,11 @@ def build(**args: object) -> Application:
     app = call_user_app_builder_with_args_if_necessary(deployments.app, args)
     assert isinstance(app, Application)
     return app
+
+
+def verifier_of(app: Application) -> Any:
+    ingress: Any = app._bound_deployment
+    return ingress.init_args[1]._bound_deployment
 
 
 def test_values_may_be_strings() -> None:
@@ -78,14 +81,14 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
     ("args", "words"),
     [
         ({"model": "/nowhere/model"}, ("/nowhere/model",)),
-        ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "none, ngram")),
+        ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "auto, none, ngram, eagle3")),
         ({"draft_growth": "wild"}, ("draft_growth", "'wild'", "dynamic, static")),
         ({"draft_threshold": "1.5"}, ("draft_threshold", "1.5", "below 1")),
         ({"draft_layer_ids": "2;15"}, ("draft_layer_ids", "'2;15'", "2,15,27")),
         ({"draft_growth": "static"}, ("draft_growth", "'static'", "ngram is no draft network")),
         ({"draft_model": "none", "draft_decay": "0.9"}, ("draft_decay", "0.9", "none is no draft network")),
         ({"tensor_parallel": "2"}, ("tensor_parallel", "2", "9 query heads", "1 or 3")),
-        ({"tensor_parallel": "3"}, ("tensor_parallel", "not available yet")),
+        ({"tensor_parallel": "9"}, ("tensor_parallel", "9", "1 or 3")),  # 96 feed-forward columns do not go by nine
         ({"max_model_len": "257"}, ("max_model_len", "257", "256")),
         ({"max_model_len": "1"}, ("max_model_len", "1", "at least 2")),  # was served, and refused every request
         ({"kv_cache_tokens": "255"}, ("kv_cache_tokens", "255", "at least 256")),
@@ -103,9 +106,10 @@ def test_settings_that_do_not_fit_the_model(tiny: str, args: dict[str, str], wor
 
 def test_the_app_is_built_from_settings(tiny: str) -> None:
     """A broken replica must fail at once, not twenty times; and all replicas must fit on a machine of one core."""
-    ingress: Any = build(model=tiny, max_draft="3")._bound_deployment
+    app = build(model=tiny, max_draft="3")
+    ingress: Any = app._bound_deployment
+    verifier = verifier_of(app)
     assert ingress.name == "Ingress"
-    verifier = ingress.init_args[1]._bound_deployment
     assert verifier.name == "VerifierReplica"
     assert ingress.ray_actor_options["num_cpus"] + verifier.ray_actor_options["num_cpus"] <= 1
     for deployment in (ingress, verifier):
@@ -138,9 +142,12 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         served_model(Settings(model=str(tmp_path)))
 
 
-def test_more_ranks_than_one_are_refused_for_now(tiny: str) -> None:
-    with pytest.raises(BadSetting, match="not available yet"):
-        served_model(Settings(model=tiny, tensor_parallel=3))
+def test_ranks_have_a_bundle_each_on_one_node(tiny: str) -> None:
+    """A replica whose ranks cannot all be placed must not be placed either."""
+    config = verifier_of(build(model=tiny, tensor_parallel="3"))._replica_config
+    assert len(config.placement_group_bundles) == 3
+    assert config.placement_group_strategy == "STRICT_PACK"
+    assert verifier_of(build(model=tiny))._replica_config.placement_group_bundles is None
 
 
 def test_the_yaml_file_is_a_serve_config_with_known_settings() -> None:

@@ -217,7 +217,7 @@ def test_a_heads_folder_is_all_that_it_takes(tmp_path: Path) -> None:
     shape = HeadShape(target_hidden=72, target_vocab=vocab_size, hidden=72, head_dim=16)
     config = safeailab_config(shape) | {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     head = save_head(tmp_path / "head", random_weights(shape), config)
-    engine, text = build_engine(EngineSpec(str(model), str(head), max_model_len=64))
+    engine, text = build_engine(EngineSpec(str(model), str(head), max_model_len=64, adaptive=False))
     result = engine.run([Request("r", tuple(text.encode("hello")), SamplingParams(temperature=0), 12)])[0]
     assert result.usage.drafted_tokens > 0
     assert engine.stats().drafter_failures == 0

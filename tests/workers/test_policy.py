@@ -158,7 +158,7 @@ def make_world(price: Price, p: float, per_level: float, max_draft: int, *, adap
     world = World(price, p=p, per_level=per_level, config=config)
     if adaptive:
         engine = world.engine
-        profile(engine.verifier, engine.pages, engine.costs, config.max_rows, world.clock)
+        profile(engine.verifier, engine.pages, engine.costs, world.clock)
         world.tokens_per_s(4, 40)  # it gets to know the drafter
     return world
 

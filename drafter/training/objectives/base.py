@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from drafter.training.shards import Conversation
 from verifier.errors import BadSetting
 
+OUTPUT = "lm_head"  # how the names of output matrices begin
 FIGURES = ("loss", "rows", "hits", "places")  # columns of `Outcome.figures`, all of them sums
 
 
@@ -85,7 +86,11 @@ class Objective(nn.Module, ABC):
 
     def matrices(self) -> list[nn.Parameter]:
         """Those whose gradient may be orthogonalised: matrices between hidden states, not over a vocabulary."""
-        return [each for name, each in self.named_parameters() if each.dim() == 2 and not name.startswith("lm_head")]
+        return [each for name, each in self.named_parameters() if each.dim() == 2 and not name.startswith(OUTPUT)]
+
+    def output_rows(self) -> list[nn.Parameter]:
+        """Those over a vocabulary, which with little data are better kept as the target has them."""
+        return [each for name, each in self.named_parameters() if name.startswith(OUTPUT)]
 
     def adopt(self, weights: Mapping[str, Tensor], target_ids: Tensor) -> None:
         """Begins with another head's weights, of the same method.
@@ -100,7 +105,7 @@ class Objective(nn.Module, ABC):
         own = self.state_dict()
         for name, tensor in own.items():
             given = weights.get(name)
-            if given is not None and name.startswith("lm_head") and given.shape[1:] == tensor.shape[1:]:
+            if given is not None and name.startswith(OUTPUT) and given.shape[1:] == tensor.shape[1:]:
                 tensor[known] = given[rows[known]]
             elif given is not None and given.shape == tensor.shape:
                 tensor.copy_(given)

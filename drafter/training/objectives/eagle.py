@@ -28,6 +28,7 @@ TOKEN_WEIGHT = 0.1  # of the cross-entropy, relative to the distance of features
 # Uniform noise of this width for texts of so many tokens, and less for longer ones. The authors' code makes it greater
 # for shorter ones, of which theirs had few.
 NOISE_WIDTH, NOISE_TOKENS = 0.2, 512
+OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 class EagleObjective(Objective):
@@ -74,7 +75,7 @@ class EagleObjective(Objective):
         features = self._target.normed(batch.features)
         if torch.is_grad_enabled():  # what is only measured reads what it would read
             features = features + self._noise(batch)
-        x = self.fc(torch.cat((F.embedding(batch.tokens, self.embedding), features), dim=-1))
+        x = self.fc(torch.cat((F.embedding(batch.tokens, self.embedding), features), dim=-1)).float()
         for layer in self.layers:
             x = layer(x)
         states: Tensor = x.flatten(0, 1)[batch.rows]
@@ -89,9 +90,10 @@ class EagleObjective(Objective):
 
 
 def initialise(objective: EagleObjective, target: Target, start: str, seed: int) -> None:
-    """Gives the weights their first values: ``random``, or the target's last layer where shapes fit.
+    """Gives the weights their first values: ``random``, or with the target's last layer where shapes fit.
 
-    Then features pass through ``fc`` as they are, and the embedding adds a little.
+    Then features pass through as they are, and the embedding adds a little: the layer's output matrices, which are made
+    for a residual stream many times as strong as normed features, begin at zero.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -104,5 +106,7 @@ def initialise(objective: EagleObjective, target: Target, start: str, seed: int)
             prefix = f"model.layers.{target.config.num_layers - 1}."
             for name, own in objective.layers[0].state_dict().items():
                 theirs = target.checkpoint.tensor(prefix + name)
-                if theirs.shape == own.shape:
+                if name in OUTPUTS:
+                    own.zero_()
+                elif theirs.shape == own.shape:
                     own.copy_(theirs)

@@ -151,8 +151,8 @@ def test_what_cannot_work_is_said_in_one_sentence(model: Path, data: Path, tmp_p
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(model: Path, data: Path, tmp_path: Path) -> None:
     main(options(model, data, tmp_path / "one", "--steps 6"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "drafter.training", "train", *options(model, data, tmp_path / "two", "--steps 6")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    command = [*torchrun, "drafter.training", "train", *options(model, data, tmp_path / "two", "--steps 6")]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     one, two = (RunFolder(tmp_path / name).load() for name in ("one", "two"))
     assert one["progress"]["step"] == two["progress"]["step"] == 6
