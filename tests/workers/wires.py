@@ -82,9 +82,11 @@ class Wire:
     def finder(self, peer: str) -> WireFinder:
         return WireFinder(self, peer)
 
-    def post(self, peer: str, frame: bytes, *, up: bool) -> None:
+    def post(self, peer: str, frame: bytes, *, up: bool, at: float | None = None) -> None:
+        """``at``: when it was sent, if that was not now."""
         for delay, what in self.fate(frame):
-            heapq.heappush(self.frames, (self.clock.now + delay, next(self._numbers), peer, what, up))
+            due = (self.clock.now if at is None else at) + delay
+            heapq.heappush(self.frames, (due, next(self._numbers), peer, what, up))
 
     def run_until(self, end: float, peer: str) -> None:
         """Lets time pass until then, or until ``peer`` has got something."""
@@ -106,7 +108,7 @@ class Wire:
         if self.server:
             self.clock.now += self.draft_s
             for route, reply in self.server.handle(letters):
-                self.post(route.decode(), reply, up=False)
+                self.post(route.decode(), reply, up=False, at=due + self.draft_s)
 
 
 @dataclass
