@@ -26,7 +26,7 @@ from ray.serve.schema import LoggingConfig
 
 from deployments.build import app
 from deployments.settings import RefusedSettings, Settings
-from workers.generate import OneLineParser
+from drafter.command_line import OneLineParser
 
 READY_S = 30.0  # from Serve's word that the application runs to the first answer
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

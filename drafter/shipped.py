@@ -1,4 +1,4 @@
-"""Draft heads that come with this package, by the name of their target. Knows folders and nothing of what is in them."""
+"""Draft heads that come with this package, by their target's name. Knows folders and nothing of what is in them."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from drafter.command_line import OneLineParser
 from drafter.training.recorder import Recorder, default_layer_ids
 from drafter.training.shards import ShardHeader
 from drafter.training.store import ShardStore
@@ -30,7 +31,7 @@ from workers.build import EngineSpec, build_engine, locate_model
 from workers.collector import Collector
 from workers.conversations import PROMPT, USER, WRITTEN, dialogues, read_turns
 from workers.engine import Engine
-from workers.generate import MAX_THREADS, OneLineParser, at_least, ctrl_c, report
+from workers.generate import MAX_THREADS, at_least, ctrl_c, report
 from workers.recipes import RECIPES, Recipes
 from workers.text import Text
 from workers.turns import TurnFormat

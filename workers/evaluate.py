@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafter.base import Drafter, DraftLimits
+from drafter.command_line import OneLineParser
 from drafter.factory import plan_drafter
 from drafter.options import DraftOptions
 from verifier.weights import Checkpoint
 from workers.build import DEFAULT_LIMITS, locate_model, openmp_environment
-from workers.generate import OneLineParser, add_draft_options, at_least, draft_options, report
+from workers.generate import add_draft_options, at_least, draft_options, report
 from workers.prompts import PROMPTS, read_prompts
 from workers.text import Text
 

@@ -16,9 +16,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from drafter.base import DraftLimits
+from drafter.command_line import BAD_INPUT, INTERRUPTED, OneLineParser
 from drafter.options import GROWTHS, DraftOptions, parse_layer_ids
 from verifier.errors import BadRequest, BadSetting, DraftreeError
 from verifier.sampling import SamplingParams
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 Build = Callable[[EngineSpec, Reporter], tuple["Engine", Text]]
 Message = dict[str, str]
 
-BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 WARM_UP_TOKENS = 8
 MAX_THREADS = 1024
 # How settings and fields are called here, where that differs. --top-k is the draft tree's.
@@ -139,13 +139,6 @@ def report(line: str) -> None:
 
 
 # ── from arguments to settings ───────────────────────────────────────────────────────────────────────────────────────
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the list of all options."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n")
 
 
 def command_line() -> argparse.ArgumentParser:

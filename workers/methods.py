@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafter.base import DraftLimits
-from drafter.factory import NAMES, DraftPlan, plan_drafter
+from drafter.factory import NAMES, SHIPPED, DraftPlan, plan_drafter
 from drafter.options import DraftOptions
+from drafter.shipped import shipped_head
 from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
 from workers.build import DEFAULT_LIMITS
@@ -108,15 +109,22 @@ def enter(method: Method, heads: Path, target: ModelConfig, model: Path) -> Entr
         heads: holds a folder for each that has weights.
         model: the target's folder or GGUF file.
     """
-    folders = [heads / part for part in method.parts if part not in NAMES]
+    places = {part: _folder(part, heads, target) for part in method.parts if part not in NAMES}
+    folders = list(places.values())
     if missing := [folder for folder in folders if not folder.is_dir()]:
         return Entry(method, None, problem=f"not built: {build_command(method, missing[0])}")
-    name = "+".join(part if part in NAMES else str(heads / part) for part in method.parts)
+    name = "+".join(part if part in NAMES else str(places[part]) for part in method.parts)
     try:
         plan = plan_drafter(name, target, method.options, model)
     except DraftreeError as error:
         return Entry(method, None, problem=str(error))
     return Entry(method, plan, _digest(folders) if folders else "")
+
+
+def _folder(part: str, heads: Path, target: ModelConfig) -> Path:
+    """Where a method's weights should be; the head that comes along stands in for one of its kind."""
+    folder = heads / part
+    return (shipped_head(target) or folder) if part == SHIPPED and not folder.is_dir() else folder
 
 
 def build_command(method: Method, folder: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from drafter.command_line import BAD_INPUT, INTERRUPTED
 from verifier.errors import DraftreeError
 
 STEPS = {
@@ -16,7 +17,6 @@ STEPS = {
     "evaluate": ("workers.evaluate", "measure what a head's guesses are worth in the real engine"),
     "export": ("drafter.training.export", "write a trained head for Draftree, SafeAILab's code or vLLM"),
 }
-BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 USAGE = "usage: python -m drafter.training STEP …     (STEP --help tells its options)\n\n" + "\n".join(
     f"  {name:<9} {what}" for name, (_, what) in STEPS.items()
 )

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from drafter.command_line import OneLineParser
 from drafter.training import eagle3_layouts, eagle_layouts, medusa_layouts
 from drafter.training.card import write_card
 from drafter.training.runs import RunFolder
@@ -54,10 +55,11 @@ def _by_method() -> str:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m drafter.training export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--out", type=Path, required=True, help="the head's folder")

@@ -35,15 +35,15 @@ class TrainSettings:
     output_scale: float = _setting(
         1.0, "rates of rows over the vocabulary, relative to those; 0 keeps them as they began, which suits little data"
     )
-    muon_lr: float = _setting(1e-3, "highest learning rate of Muon")
+    muon_lr: float = _setting(1e-2, "highest learning rate of Muon")
     weight_decay: float = _setting(0.0, "of both")
     clip: float = _setting(0.5, "longest gradient; 0 is any")
-    warm_up: int = _setting(50, "optimizer steps until the highest rate")
-    steps: int = _setting(10_000, "optimizer steps after which the rate has fallen, as a cosine, to a twentieth")
-    batch_rows: int = _setting(2048, "rows to an optimizer step")
+    warm_up: int = _setting(30, "optimizer steps until the highest rate")
+    steps: int = _setting(3_000, "optimizer steps after which the rate has fallen, as a cosine, to a twentieth")
+    batch_rows: int = _setting(1024, "rows to an optimizer step")
     micro_rows: int = _setting(512, "rows computed at once: what memory and caches hold")
     held_out: float = _setting(0.03, "share of the conversations that are held out")
-    evaluate_every: int = _setting(100, "optimizer steps between evaluations on them")
+    evaluate_every: int = _setting(50, "optimizer steps between evaluations on them")
     patience: int = _setting(0, "evaluations without progress after which the run ends; 0 is never")
     seed: int = _setting(0, "of first weights and data order")
 

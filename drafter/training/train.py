@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from drafter.command_line import OneLineParser
 from drafter.training.objectives.factory import create_objective
 from drafter.training.ranks import Ranks
 from drafter.training.report import Report
@@ -106,10 +107,11 @@ def _device(name: str) -> torch.device:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m drafter.training train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--data", type=Path, required=True, help="the folder of shards")
     parser.add_argument("--run", type=Path, required=True, help="the run's folder, new or to go on with")

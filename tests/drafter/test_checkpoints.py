@@ -394,7 +394,8 @@ def test_a_folder_is_a_drafters_name(tmp_path: Path) -> None:
     assert plan.num_bytes(1000) - plan.num_bytes(0) == 4 * 1000 * (2 * 2 * 24 + 64)
     assert plan_drafter("ngram", TARGET).num_bytes(1000) == 0
     with pytest.raises(
-        BadSetting, match="auto, none, ngram, eagle3, or the folder of an EAGLE head, of Medusa heads or of a small model"
+        BadSetting,
+        match="ngram, eagle3, or the folder of an EAGLE head, of Medusa heads or of a small model",
     ):
         plan_drafter("eagle9", TARGET)
     with pytest.raises(ModelNotFound):

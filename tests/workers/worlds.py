@@ -51,12 +51,13 @@ class ScriptedDraft(InstantDraft):
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         builder = TreeBuilder(request.ids[-1], request.limits)
-        node: int | None = 0
+        node = 0
         for position, token in enumerate(self._truth(request.ids)[: request.limits.max_draft], start=len(request.ids)):
             right = Random(f"{tuple(request.ids[:3])} {position}").random() < self.p
-            node = builder.add(node, token if right else (token + 1) % VOCAB_SIZE, self.p)
-            if node is None:
+            child = builder.add(node, token if right else (token + 1) % VOCAB_SIZE, self.p)
+            if child is None:
                 break
+            node = child
         return builder.build()
 
 
