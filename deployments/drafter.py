@@ -28,7 +28,7 @@ class DrafterReplica:
     """Loads the draft network, and of the model what that shares with it, and drafts for all verifiers that ask."""
 
     def __init__(self, settings: Settings) -> None:
-        import ray.util
+        from ray.util import get_node_ip_address
 
         from workers.channel import Admission, CurvePort, Keys
 
@@ -38,8 +38,9 @@ class DrafterReplica:
         self._server = load_draft_server(
             spec.draft_model, model, spec.draft_options, num_pages=config.num_pages, page_size=config.page_size
         )
+        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._admission = Admission()
-        self._port = CurvePort(ray.util.get_node_ip_address(), Keys.generate(), self._admission)
+        self._port = CurvePort(host, Keys.generate(), self._admission)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="draftree-drafter", daemon=True)
         self._thread.start()

@@ -102,8 +102,9 @@ class CurveChannel:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _set_bounds(self._socket)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is sent into a connection that does not stand
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self._socket.curve_serverkey = contact.public_key.encode()
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, contact.public_key.encode())
         self._socket.connect(contact.address)
         weakref.finalize(self, self._socket.close)  # drafters have no end of their own: it goes with whoever holds it
 

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from drafter.base import DraftRequest
 from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
-from tests.drafter.bench import CHAIN, PAGE_SIZE, TEXT, TREE, Bench, Target
+from tests.drafter.bench import CHAIN, PAGE_SIZE, TEXT, Bench, Target
 from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
 from tests.drafter.heads import HeadShape, save_tiny_head
 from tests.models import save_tiny_model
 from tests.workers.wires import HOP_S, RemoteWorld, Wire, lost, safe
-from workers import draft_server, link, remote
+from workers import draft_server, link
 from workers.draft_server import DraftServer
 from workers.messages import Ask, decode_to_drafter
 from workers.remote import RemoteDraft
@@ -313,9 +314,12 @@ def test_many_verifiers_share_a_pass(pair: Pair, monkeypatch: pytest.MonkeyPatch
     other = pair.connect("b")
     batches: list[int] = []
     propose_all = pair.server.drafter.propose_all
-    monkeypatch.setattr(
-        pair.server.drafter, "propose_all", lambda batch: (batches.append(len(batch)), propose_all(batch))[1]
-    )
+
+    def counted(batch: list[DraftRequest]) -> Mapping[int, ScoredTree]:
+        batches.append(len(batch))
+        return propose_all(batch)
+
+    monkeypatch.setattr(pair.server.drafter, "propose_all", counted)
     one = pair.remote.start([pair.bench.request(TEXT[:10])])
     two = other.start([pair.bench.request(TEXT[:15])])
     assert pair.remote.collect(one, DEADLINE_S) == {1: pair.local(10)}
@@ -395,7 +399,7 @@ def test_texts_beyond_the_networks_positions_are_not_sent(kind: str, target: Tar
 def test_a_drafter_that_does_not_fit_is_refused_in_one_sentence_on_both_ends(
     head: Pair, field: str, value: object, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    terms = type(head.server.terms)(**{**_fields(head.server.terms), field: value})
+    terms = msgspec.structs.replace(head.server.terms, **{field: value})
     drafter = RemoteDraft(head.wire.finder("b"), terms, head.remote.fusion, deadline_s=1, clock=head.world.clock)
     for _ in range(10):
         assert head.ask(10, drafter) is None
@@ -405,13 +409,3 @@ def test_a_drafter_that_does_not_fit_is_refused_in_one_sentence_on_both_ends(
     said = [record for record in caplog.records if words in record.getMessage()]
     assert {record.name for record in said} == {"workers.draft_server", "workers.link"}
     assert len(said) == 2, "it is not said again and again"
-
-
-def _fields(terms: object) -> dict[str, object]:
-    return {name: getattr(terms, name) for name in terms.__struct_fields__}  # type: ignore[attr-defined]
-
-
-def test_limits_of_one_message(head: Pair) -> None:
-    assert remote.CATCH_UP_BYTES * 2 < draft_server.MAX_BUFFERED_BYTES
-    assert head.remote._rows_at_once == remote.CATCH_UP_ROWS
-    assert TREE.max_draft <= 64
