@@ -12,17 +12,21 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.checks import engine_spec, served_model
+from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
+from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
 from workers.build import openmp_environment
 from workers.machine import available_memory, check_memory
+from workers.placement import remote_part
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
 # really use is set by their threads.
-INGRESS_CPUS, VERIFIER_CPUS, RANK_CPUS = 0.1, 0.5, 0.1
+INGRESS_CPUS, VERIFIER_CPUS, RANK_CPUS, DRAFTER_CPUS = 0.1, 0.5, 0.1, 0.1
+HEALTH_S = 5.0  # between two looks at a drafter, and the time it has to answer: one that is frozen is soon replaced
 TRIES = 1  # a model that does not load once will not load the next time either
 # Serve's switches for fewer threads and fewer copies on a request's way. They make an event of a stream three times
 # cheaper, and the cores that pays for are the verifier's. Our replicas keep their event loop free, so that Serve's part
@@ -61,7 +65,24 @@ def app(args: Settings) -> Application:
         max_constructor_retry_count=TRIES,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args))
+    return ingress.bind(args, verifier.bind(args, *_drafters(args, model.config)))
+
+
+def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
+    """The deployment of the draft network, if it has one of its own."""
+    if args.drafter_placement == "local" or remote_part(args.draft_model, model) is None:
+        return []
+    gpus = {"num_gpus": args.drafter_num_gpus} if args.drafter_num_gpus else {}
+    environment = ONE_LOOP | {"OMP_NUM_THREADS": "1"}
+    drafter = serve.deployment(
+        name="Drafter",
+        num_replicas=args.drafter_replicas,
+        max_ongoing_requests=MAX_ONGOING,
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_S,
+        ray_actor_options={"num_cpus": DRAFTER_CPUS, "runtime_env": {"env_vars": environment}, **gpus},
+    )(DrafterReplica)
+    return [drafter.bind(args)]
 
 
 def _bundles(num_ranks: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from verifier.weights import Checkpoint
 from workers.build import EngineSpec, Reporter, locate_model
 from workers.config import EngineConfig
 from workers.machine import physical_cores
+from workers.placement import plan_remote
 from workers.text import Text
 
 
@@ -42,7 +43,11 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     spec = engine_spec(settings)
-    plan = plan_drafter(spec.draft_model, config, spec.draft_options, path)
+    plan = (
+        plan_remote(spec.draft_model, path, spec.draft_options, spec.draft_deadline_s)
+        if settings.drafter_placement == "remote"
+        else plan_drafter(spec.draft_model, config, spec.draft_options, path)
+    )
     longest = spec.engine_config(config).max_model_len
     if 0 < settings.kv_cache_tokens < longest:
         why = f"at least {longest}, or one request of max_model_len could not run"
@@ -70,6 +75,7 @@ def engine_spec(settings: Settings) -> EngineSpec:
             noise_ranking=settings.draft_noise_ranking,
             layer_ids=parse_layer_ids(settings.draft_layer_ids),
         ),
+        draft_deadline_s=settings.draft_deadline_ms / 1000,
         limits=DraftLimits(settings.max_draft, settings.draft_top_k, settings.max_nodes),
         page_size=settings.page_size,
         num_pages=math.ceil(settings.kv_cache_tokens / settings.page_size),

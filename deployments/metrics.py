@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from workers.stats import EngineStats
+from workers.stats import EngineStats, RemoteFigures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -81,6 +81,8 @@ class _EngineCollector:
         yield from self._now()
         yield from self._totals()
         yield from self._positions()
+        if self._stats.remote:
+            yield from self._remote(self._stats.remote)
 
     def _now(self) -> Iterator[Metric]:
         stats = self._stats
@@ -134,3 +136,25 @@ class _EngineCollector:
             for position, count in enumerate(counts, start=1):
                 family.add_metric([str(position)], count)
             yield family
+
+    def _remote(self, remote: RemoteFigures) -> Iterator[Metric]:
+        connected = GaugeMetricFamily(
+            "draftree_remote_connected", "Whether a remote drafter drafts.", labels=["reason"]
+        )
+        connected.add_metric([remote.reason], remote.connected)
+        yield connected
+        for name, text, value in (
+            ("welcomes", "Drafters found, new ones and old ones again.", remote.welcomes),
+            ("questions", "Messages to drafters.", remote.asked),
+            ("answers", "Answers.", remote.answered),
+            ("missed", "Answers waited for to the deadline.", remote.missed),
+            ("late", "Answers that came after it.", remote.late),
+            ("stale", "Answers that fitted no question.", remote.stale),
+            ("busy", "Answers of drafters with more to do than they can.", remote.busy),
+            ("malformed", "Messages that could not be read.", remote.malformed),
+            ("feature_rows", "Features sent, one for each position.", remote.rows_sent),
+            ("sent_bytes", "Sent to drafters.", remote.bytes_sent),
+            ("received_bytes", "Received from drafters.", remote.bytes_received),
+            ("waited_seconds", "From questions to their answers.", remote.waited_s),
+        ):
+            yield CounterMetricFamily(f"draftree_remote_{name}", text, value=value)

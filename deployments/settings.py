@@ -6,7 +6,7 @@ Knows names, types and ranges. Knows no model: whether the values fit one is ask
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from click import ClickException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -73,6 +73,14 @@ class Settings(BaseModel):
     """Whether guesses at temperatures above 0 are ranked with the noise that draws the tokens."""
     draft_layer_ids: Word = ""
     """Layers after which an EAGLE-3 head reads the model's states, as in 2,15,27; "": what the head says."""
+    draft_deadline_ms: Annotated[float, Field(gt=0, le=60_000)] = SPEC.draft_deadline_s * 1000
+    """After so long a step goes on without the guesses that it asked for."""
+    drafter_placement: Literal["local", "remote"] = "local"
+    """Where a draft network runs: local (in the verifier) or remote (in a deployment of its own); ngram never moves."""
+    drafter_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Remote: how many drafters."""
+    drafter_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
+    """Remote: GPUs that each of them reserves, or a part of one."""
     page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
     """Tokens in a page of the KV cache."""
     kv_cache_tokens: Annotated[int, Field(ge=0, le=2**40)] = 0

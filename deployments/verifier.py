@@ -12,14 +12,20 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.checks import engine_spec
+from deployments.rendezvous import ServeFinder
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
 from workers.build import build_engine
+from workers.placement import Elsewhere
 from workers.sequence import Listener, Progress, Request
 from workers.stats import EngineStats
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 log = logging.getLogger("ray.serve")
 STALL_S = 60.0  # with requests to run and no step in this time, the engine is given up for lost
@@ -110,8 +116,10 @@ class Mailbox:
 class VerifierReplica:
     """Loads the model and serves it; the engine's thread is this process's heart."""
 
-    def __init__(self, settings: Settings) -> None:
-        engine, _ = build_engine(engine_spec(settings), log.info)
+    def __init__(self, settings: Settings, drafter: DeploymentHandle[Any] | None = None) -> None:
+        """``drafter``: the deployment in which the draft network runs; None: it runs here, if there is one."""
+        self._elsewhere = Elsewhere(ServeFinder(drafter)) if drafter else None
+        engine, _ = build_engine(engine_spec(settings), log.info, self._elsewhere)
         engine.start()
         self._host = EngineHost(engine)
 
@@ -122,7 +130,8 @@ class VerifierReplica:
 
     async def stats(self) -> EngineStats:
         self._host.check()
-        return self._host.stats()
+        remote = replace(self._elsewhere.figures) if self._elsewhere else None
+        return replace(self._host.stats(), remote=remote)
 
     def check_health(self) -> None:
         self._host.check()

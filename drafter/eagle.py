@@ -15,19 +15,19 @@ from torch import Tensor
 
 from drafter.checkpoints import HeadCheckpoint
 from drafter.eagle_config import EagleConfig
-from drafter.network import embedding_table, last_state
+from drafter.network import Target, embedding_table, last_state
 from verifier.attention import Attention
 from verifier.attention.layout import RowLayout
 from verifier.layers import Rotary
 from verifier.linear import Linear
-from verifier.model import Model, load_layer
+from verifier.model import load_layer
 from verifier.pool import PagePool
 
 
 class EagleHead:
     """A `drafter.network.DraftNetwork`."""
 
-    def __init__(self, checkpoint: HeadCheckpoint[EagleConfig], target: Model, attention: Attention) -> None:
+    def __init__(self, checkpoint: HeadCheckpoint[EagleConfig], target: Target, attention: Attention) -> None:
         config = checkpoint.config
         self.decoder = config.decoder
         self.fusion = last_state(target)

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from drafter.checkpoints import HeadCheckpoint
 from drafter.head_config import Eagle3Config
-from drafter.network import embedding_table, last_state
+from drafter.network import Target, embedding_table, last_state
 from verifier.attention import Attention
 from verifier.attention.layout import RowLayout
 from verifier.features import Fusion
 from verifier.layers import RMSNorm, Rotary
 from verifier.linear import Linear
-from verifier.model import Model, load_layer
+from verifier.model import load_layer
 from verifier.pool import PagePool
 
 
 class Eagle3Head:
     """A `drafter.network.DraftNetwork`. What a head does not bring is the target's own."""
 
-    def __init__(self, checkpoint: HeadCheckpoint[Eagle3Config], target: Model, attention: Attention) -> None:
+    def __init__(self, checkpoint: HeadCheckpoint[Eagle3Config], target: Target, attention: Attention) -> None:
         self.config = checkpoint.config
         self.decoder = self.config.decoder
         self.fusion = load_fusion(checkpoint, target)
@@ -61,7 +61,7 @@ class Eagle3Head:
         return self._output(self._norm(states))[:, : len(self.target_ids)]
 
 
-def load_fusion(checkpoint: HeadCheckpoint[Eagle3Config], target: Model) -> Fusion:
+def load_fusion(checkpoint: HeadCheckpoint[Eagle3Config], target: Target) -> Fusion:
     """The head's part that runs on the verifier."""
     config = checkpoint.config
     if not config.fuses_layers:

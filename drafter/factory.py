@@ -53,15 +53,12 @@ def plan_drafter(
             are joined cannot be.
         CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
-    head = shipped_head(target)
     if name == AUTO:
-        name = f"ngram+{SHIPPED}" if head else "ngram"
+        name = "+".join(parts_of(name, target))
     if name in NAMES:
         options.refuse_all(because=f"{name} is no draft network")
         return DraftPlan(name, lambda verifier: create_drafter(name))
-    if name == SHIPPED and head is None:
-        raise BadSetting("draft_model", name, f"something else, since no head for {target.name} comes along")
-    path = head if head and name == SHIPPED else Path(name).expanduser()
+    path = folder_of(name, target)
     if is_medusa(path):
         plan = _plan_medusa(path, target, options)
     elif (path / "config.json").is_file():
@@ -75,8 +72,30 @@ def plan_drafter(
     return plan
 
 
+def parts_of(name: str, target: ModelConfig) -> list[str]:
+    """The drafters that ``name`` joins, or the one that it names; a folder's name may have a "+" in it."""
+    if name == AUTO:
+        return [SHIPPED, "ngram"] if shipped_head(target) else ["ngram"]
+    is_folder = (Path(name).expanduser() / "config.json").is_file()
+    return [name] if is_folder else sorted(part.strip() for part in name.split("+"))
+
+
+def folder_of(name: str, target: ModelConfig) -> Path:
+    """Where the draft network of that name lies, if it is one.
+
+    Raises:
+        BadSetting: it is to be the head that comes along, and none does for this target.
+    """
+    if name != SHIPPED:
+        return Path(name).expanduser()
+    head = shipped_head(target)
+    if head is None:
+        raise BadSetting("draft_model", name, f"something else, since no head for {target.name} comes along")
+    return head
+
+
 def _plan_united(name: str, target: ModelConfig, options: DraftOptions, model: Path | None) -> DraftPlan:
-    parts = sorted(part.strip() for part in name.split("+"))
+    parts = parts_of(name, target)
     if len(set(parts)) < len(parts) or {"none", AUTO} & set(parts):
         raise BadSetting("draft_model", name, "made of drafters that guess, each of them once")
     plans = [plan_drafter(part, target, DEFAULTS if part in NAMES else options, model) for part in parts]

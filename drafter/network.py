@@ -6,6 +6,7 @@ trees, sessions or texts.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from verifier.attention.layout import RowLayout
 from verifier.config import ModelConfig
 from verifier.features import Fusion
-from verifier.model import Model
+from verifier.layers import RMSNorm
+from verifier.linear import Linear
 from verifier.pool import PagePool
+from verifier.weights import EMBEDDING, Checkpoint
 
 
 class DraftNetwork(Protocol):
@@ -57,13 +60,53 @@ class DraftNetwork(Protocol):
         ...
 
 
-def last_state(target: Model) -> Fusion:
+class Target(Protocol):
+    """What a draft network may share with the model that it drafts for."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """``[vocabulary, hidden]`` fp32."""
+        ...
+
+    @property
+    def norm(self) -> RMSNorm: ...
+
+    @property
+    def head(self) -> Linear:
+        """Normed hidden states to logits."""
+        ...
+
+
+class TargetParts:
+    """A `Target` for a process that has no model: each part is read from the checkpoint when it is first asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config = checkpoint.config
+        self._checkpoint = checkpoint
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        return self._checkpoint.tensor(EMBEDDING).float()
+
+    @cached_property
+    def norm(self) -> RMSNorm:
+        return RMSNorm(self._checkpoint.tensor("model.norm.weight").float(), self.config.rms_norm_eps)
+
+    @cached_property
+    def head(self) -> Linear:
+        return Linear([self._checkpoint.tensor(EMBEDDING if self.config.tie_word_embeddings else "lm_head.weight")])
+
+
+def last_state(target: Target) -> Fusion:
     """The target's hidden state after the final norm, as it is: the same for all that read it."""
     config = target.config
     return Fusion("final norm", taps=(config.num_layers,), width=config.hidden_size, each_norm=(target.norm,))
 
 
-def embedding_table(own: Tensor | None, target: Model) -> Tensor:
+def embedding_table(own: Tensor | None, target: Target) -> Tensor:
     """``[target vocabulary, width]`` fp32: the target's very tensor where a network has none or an equal one."""
     if own is None or torch.equal(own := own.float(), target.embedding):
         return target.embedding

@@ -13,18 +13,20 @@ from verifier.errors import CheckpointError
 from verifier.weights import Checkpoint
 
 if TYPE_CHECKING:
-    from drafter.network import DraftNetwork
+    from drafter.network import DraftNetwork, Target
     from drafter.network_draft import NetworkDraft
     from verifier.attention import Attention
-    from verifier.model import Model
+    from verifier.features import Fusion
     from verifier.verifier import Verifier
 
 
 class NetworkPlan(NamedTuple):
     """A network that is known to fit a target, before either is loaded."""
 
-    load: Callable[[Model, Attention], DraftNetwork]  # for the target's weights
+    load: Callable[[Target, Attention], DraftNetwork]  # for the target's weights
+    load_fusion: Callable[[Target], Fusion | None]  # the part of it that always runs beside the target
     num_bytes: Callable[[int], int]  # memory at most, by the slots of its cache
+    fingerprint: Callable[[], str]  # equal for equal networks; reads a little of each tensor
 
 
 REFUSED = {
@@ -50,42 +52,52 @@ def plan_network(folder: DraftFolder, target: ModelConfig, options: DraftOptions
     return _plan_eagle(folder, target) if folder.kind == "eagle" else _plan_model(folder, target)
 
 
-def _plan_eagle3(folder: DraftFolder, target: ModelConfig, options: DraftOptions) -> NetworkPlan:
-    checkpoint = open_eagle3(folder, target, options.layer_ids)
+def _plan_eagle3(folder: DraftFolder, model: ModelConfig, options: DraftOptions) -> NetworkPlan:
+    checkpoint = open_eagle3(folder, model, options.layer_ids)
 
-    def load(model: Model, attention: Attention) -> DraftNetwork:
+    def load(target: Target, attention: Attention) -> DraftNetwork:
         from drafter.eagle3 import Eagle3Head
 
-        return Eagle3Head(checkpoint, model, attention)
+        return Eagle3Head(checkpoint, target, attention)
 
-    return NetworkPlan(load, checkpoint.num_bytes)
+    def fusion(target: Target) -> Fusion | None:
+        from drafter.eagle3 import load_fusion
+
+        return load_fusion(checkpoint, target)
+
+    return NetworkPlan(load, fusion, checkpoint.num_bytes, lambda: checkpoint.fingerprint)
 
 
-def _plan_eagle(folder: DraftFolder, target: ModelConfig) -> NetworkPlan:
-    checkpoint = open_eagle(folder, target)
+def _plan_eagle(folder: DraftFolder, model: ModelConfig) -> NetworkPlan:
+    checkpoint = open_eagle(folder, model)
 
-    def load(model: Model, attention: Attention) -> DraftNetwork:
+    def load(target: Target, attention: Attention) -> DraftNetwork:
         from drafter.eagle import EagleHead
 
-        return EagleHead(checkpoint, model, attention)
+        return EagleHead(checkpoint, target, attention)
 
-    return NetworkPlan(load, checkpoint.num_bytes)
+    def fusion(target: Target) -> Fusion | None:
+        from drafter.network import last_state
+
+        return last_state(target)
+
+    return NetworkPlan(load, fusion, checkpoint.num_bytes, lambda: checkpoint.fingerprint)
 
 
-def _plan_model(folder: DraftFolder, target: ModelConfig) -> NetworkPlan:
+def _plan_model(folder: DraftFolder, model: ModelConfig) -> NetworkPlan:
     checkpoint = Checkpoint.open(folder.path)
     config = checkpoint.config
-    check_vocab_size(config.vocab_size, target, config.name)
+    check_vocab_size(config.vocab_size, model, config.name)
 
     def num_bytes(num_slots: int) -> int:
         return checkpoint.held_bytes + 4 * num_slots * 2 * config.num_layers * config.num_kv_heads * config.head_dim
 
-    def load(model: Model, attention: Attention) -> DraftNetwork:
+    def load(target: Target, attention: Attention) -> DraftNetwork:
         from drafter.chain import SmallModel
 
-        return SmallModel(checkpoint, model.config, attention)
+        return SmallModel(checkpoint, target.config, attention)
 
-    return NetworkPlan(load, num_bytes)
+    return NetworkPlan(load, lambda target: None, num_bytes, lambda: checkpoint.fingerprint)
 
 
 def create_network_draft(plan: NetworkPlan, verifier: Verifier, options: DraftOptions) -> NetworkDraft:

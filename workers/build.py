@@ -22,6 +22,7 @@ from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
 from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
+from workers.placement import Elsewhere, plan_remote
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class EngineSpec:
     draft_model: str = "auto"  # none, ngram, eagle3 or the folder of a draft network; several joined by +
     limits: DraftLimits = DEFAULT_LIMITS
     draft_options: DraftOptions = field(default_factory=DraftOptions)  # of draft networks
+    draft_deadline_s: float = 0.5  # after this a step goes on without its trees
     page_size: int = 16  # tokens
     num_pages: int = 0  # of the KV cache; 0: as many as two of the longest requests need
     max_model_len: int = 0  # tokens of prompt and output; 0: what the model allows, at most LONGEST_BY_DEFAULT
@@ -78,6 +80,7 @@ class EngineSpec:
             adaptive=self.adaptive,
             max_stretch=self.max_stretch,
             limits=self.limits,
+            draft_deadline_s=self.draft_deadline_s,
         )
 
 
@@ -90,15 +93,23 @@ def locate_model(name: str, report: Reporter = lambda line: None) -> Path:
     return resolve_model(name) if name else default_model_path(report)
 
 
-def build_engine(spec: EngineSpec, report: Reporter = lambda line: None) -> tuple[Engine, Text]:
+def build_engine(
+    spec: EngineSpec, report: Reporter = lambda line: None, elsewhere: Elsewhere | None = None
+) -> tuple[Engine, Text]:
     """An engine that is ready to be started, and its model's tokenizer. What is cheap to check is checked first.
+
+    Args:
+        elsewhere: where its draft network runs; None: here.
 
     Raises:
         DraftreeError: a setting, the model or its files are not what they should be; in one sentence.
     """
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
-    plan = plan_drafter(spec.draft_model, model, spec.draft_options, path)
+    if elsewhere:
+        plan = plan_remote(spec.draft_model, path, spec.draft_options, spec.draft_deadline_s, elsewhere)
+    else:
+        plan = plan_drafter(spec.draft_model, model, spec.draft_options, path)
     config = spec.engine_config(model)
     check_memory(model, config, plan, available_memory())
     text = Text.load(path)

@@ -125,6 +125,29 @@ class Counters:
     speculation: Speculation = Speculation()
 
 
+@dataclass
+class RemoteFigures:
+    """How drafting elsewhere goes, seen from the verifier when it last wanted guesses.
+
+    All but the first two are counters.
+    """
+
+    connected: bool = False  # a drafter has welcomed us and has not been lost since
+    reason: str = "no drafter was found yet"  # why not
+    welcomes: int = 0  # by drafters, new and old ones
+    asked: int = 0  # messages with texts
+    answered: int = 0
+    missed: int = 0  # waited for to the deadline
+    late: int = 0  # of the answers, those that came after it
+    stale: int = 0  # answers that fitted no question
+    busy: int = 0  # of the answers, those of a drafter with more to do than it can
+    malformed: int = 0
+    rows_sent: int = 0  # of features
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waited_s: float = 0.0  # from question to answer, altogether
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """One moment between two steps."""
@@ -139,3 +162,4 @@ class EngineStats:
     drafter_failures: int  # counter: exceptions, and trees that could not be used
     late_drafts: int  # counter: collects that took longer than their deadline
     counters: Counters  # a copy
+    remote: RemoteFigures | None = None  # None: all drafting is done here

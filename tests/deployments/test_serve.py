@@ -86,7 +86,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Server]:
         )
     url = f"http://127.0.0.1:{config['http_options']['port']}"
     try:
-        eventually(lambda: healthy(url) or process.poll() is not None, 120)
+        eventually(lambda: healthy(url) or process.poll() is not None, 300)
         assert process.poll() is None, log.read_text()
         found = re.search(r"dashboard at \S*(http://[\d.:]+)", log.read_text())
         assert found, log.read_text()

@@ -27,7 +27,7 @@ from verifier.verifier import Verifier
 
 PAGE_SIZE = 4
 NUM_PAGES = 64
-TEXT = [random.Random(7).randrange(160) for _ in range(40)]
+TEXT = random.Random(7).choices(range(160), k=40)
 CHAIN = DraftLimits(max_draft=4, draft_top_k=1, max_nodes=4)
 TREE = DraftLimits(max_draft=5, draft_top_k=2, max_nodes=12)
 GREEDY = SamplingParams(temperature=0)
