@@ -131,7 +131,7 @@ class Engine:
             began = self.clock()
             ticket = self.drafter.start(batch)
             step.drafted = self.drafter.collect(ticket, self.config.draft_deadline_s)
-            self.policy.observe_drafting(batch, self.clock() - began)
+            self.policy.observe_drafting(batch, self.clock() - began, answered=bool(step.drafted))
             self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
 
     def _verify_and_commit(self, step: Step) -> None:

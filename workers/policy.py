@@ -48,7 +48,7 @@ class Policy(Protocol):
 
     def forget(self, sequence: int) -> None: ...
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None: ...
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None: ...
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None: ...
 
@@ -68,7 +68,7 @@ class FixedPolicy:
     def forget(self, sequence: int) -> None:
         pass
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None:
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
         pass
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
@@ -149,18 +149,14 @@ class AdaptivePolicy:
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         self._spent = 0.0
-        chosen = self._worth_drafting(requests, load)
-        for request in requests:
-            known = self._of(request.sequence)
-            if request.sequence in chosen:
-                continue
-            known.idle += 1
-            if known.idle >= self._probe_interval(load):
-                chosen[request.sequence] = 1
+        chosen, probe_interval = self._worth_drafting(requests, load), self._probe_interval(load)
         limited: list[DraftRequest] = []
         for request in requests:
-            if depth := chosen.get(request.sequence):
-                self._of(request.sequence).idle = 0
+            known = self._of(request.sequence)
+            known.idle += 1
+            depth = chosen.get(request.sequence, 1 if known.idle >= probe_interval else 0)
+            if depth:
+                known.idle = 0
                 limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
                 limited.append(replace(request, limits=limits))
         return limited
@@ -199,9 +195,12 @@ class AdaptivePolicy:
     def forget(self, sequence: int) -> None:
         self._known.pop(sequence, None)
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float) -> None:
+    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
         self._spent = seconds
-        self.costs.observe_drafting(_deepest(requests), len(requests), seconds)
+        depth, batch = _deepest(requests), len(requests)
+        # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
+        if answered or seconds > self.costs.drafting(depth, batch):
+            self.costs.observe_drafting(depth, batch, seconds)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)

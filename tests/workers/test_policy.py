@@ -101,6 +101,21 @@ def test_a_drafter_that_does_not_pay_is_asked_now_and_then_only() -> None:
     assert 10 < asked < 40
 
 
+def test_a_drafter_that_is_away_is_not_taken_to_be_cheap() -> None:
+    """Its silence came at once, and was learnt as a price of nothing: when it was back it was asked too much."""
+    policy = make_policy(*[1] * 9, drafting=0.5)
+    for _ in range(100):
+        policy.observe_drafting([request(max_draft=1)], 1e-5, answered=False)
+    assert policy.costs.drafting(1, 1) == 0.5
+
+
+def test_waiting_in_vain_is_a_price() -> None:
+    policy = make_policy(*[1] * 9, drafting=0.01)
+    for _ in range(100):
+        policy.observe_drafting([request(max_draft=1)], 0.5, answered=False)
+    assert policy.costs.drafting(1, 1) == pytest.approx(0.5, rel=0.01)
+
+
 def test_of_two_sequences_the_one_with_good_guesses_drafts() -> None:
     policy = make_policy(*[1 + 0.1 * rows for rows in range(9)], drafting=0.2)
     for _ in range(100):

@@ -23,7 +23,7 @@ class Answers(Objective):
     def collate(self, conversations: Sequence[Conversation], device: torch.device) -> Any: ...
 
     def forward(self, batch: Any) -> Outcome:
-        raise NotImplementedError
+        raise AssertionError("a corpus sorts conversations, it trains nothing")
 
 
 @pytest.fixture
