@@ -20,7 +20,8 @@ from drafter.command_line import BAD_INPUT, OneLineParser
 from verifier.errors import DraftreeError
 from verifier.weights import Checkpoint
 from workers.build import locate_model, openmp_environment
-from workers.generate import at_least, report
+from workers.flags import at_least
+from workers.generate import report
 from workers.machine import weight_bytes
 from workers.methods import METHODS, enter
 from workers.prompts import PROMPTS, read_prompts

@@ -31,7 +31,8 @@ from workers.build import EngineSpec, build_engine, locate_model
 from workers.collector import Collector
 from workers.conversations import PROMPT, USER, WRITTEN, dialogues, read_turns
 from workers.engine import Engine
-from workers.generate import MAX_THREADS, at_least, ctrl_c, report
+from workers.flags import MAX_THREADS, at_least
+from workers.generate import ctrl_c, report
 from workers.recipes import RECIPES, Recipes
 from workers.text import Text
 from workers.turns import TurnFormat

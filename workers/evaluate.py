@@ -21,8 +21,9 @@ from drafter.command_line import OneLineParser
 from drafter.factory import plan_drafter
 from drafter.options import DraftOptions
 from verifier.weights import Checkpoint
-from workers.build import DEFAULT_LIMITS, locate_model, openmp_environment
-from workers.generate import add_draft_options, at_least, draft_options, report
+from workers.build import locate_model, openmp_environment
+from workers.flags import add_draft_options, add_tree_limits, at_least, draft_options, max_nodes
+from workers.generate import report
 from workers.prompts import PROMPTS, read_prompts
 from workers.text import Text
 
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     verifier = load_verifier(path, asked, options.max_tokens, [plan])
     apart = beside(verifier)
     drafter = plan.create(apart)
-    limits = DraftLimits(options.max_draft, options.draft_top_k, options.max_nodes)
+    limits = DraftLimits(options.max_draft, options.draft_top_k, max_nodes(options))
     engine, known = engine_of(apart, drafter, limits), draft_vocabulary(drafter)
     figures: dict[str, Any] = {
         "model": verifier.config.name,
@@ -113,31 +114,11 @@ def command_line() -> argparse.ArgumentParser:
     add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
     add("--temperature", type=float, nargs="+", default=[0.0], metavar="T", help="one or more (default: 0)")
     add(
-        "--max-draft",
-        type=at_least(1),
-        default=DEFAULT_LIMITS.max_draft,
-        metavar="N",
-        help="depth of a tree (default: %(default)s)",
-    )
-    add(
-        "--draft-top-k",
-        type=at_least(1),
-        default=DEFAULT_LIMITS.draft_top_k,
-        metavar="N",
-        help="its branching (default: %(default)s)",
-    )
-    add(
-        "--max-nodes",
-        type=at_least(1),
-        default=DEFAULT_LIMITS.max_nodes,
-        metavar="N",
-        help="its guesses (default: %(default)s)",
-    )
-    add(
         "--check-layers",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="find out whether layer ids are off by one",
     )
+    add_tree_limits(parser, branching="--draft-top-k", least_depth=1)
     add_draft_options(parser)
     return parser

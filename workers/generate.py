@@ -8,7 +8,6 @@ The text goes to standard output and everything else to standard error, so that 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import secrets
 import signal
@@ -20,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from drafter.base import DraftLimits
 from drafter.command_line import BAD_INPUT, INTERRUPTED, OneLineParser
-from drafter.options import GROWTHS, DraftOptions, parse_layer_ids
 from verifier.errors import BadRequest, BadSetting, DraftreeError
 from verifier.sampling import SamplingParams
 from workers.answer import Session
-from workers.build import DEFAULT_LIMITS, EngineSpec, Reporter, build_engine
+from workers.build import EngineSpec, Reporter, build_engine
+from workers.flags import MAX_THREADS, add_draft_options, add_tree_limits, at_least, draft_options, max_nodes
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ Build = Callable[[EngineSpec, Reporter], tuple["Engine", Text]]
 Message = dict[str, str]
 
 WARM_UP_TOKENS = 8
-MAX_THREADS = 1024
 # How settings and fields are called here, where that differs. --top-k is the draft tree's.
 FLAGS = {"top_k": "sampling-top-k", "draft_top_k": "top-k", "messages": "prompt"}
 
@@ -147,8 +145,15 @@ def command_line() -> argparse.ArgumentParser:
         description="Answers a prompt; without one, chats. Draft trees make it faster and never change the text.",
         allow_abbrev=False,
     )
-    spec, sampling = EngineSpec(), SamplingParams()
-    depth, width, nodes = DEFAULT_LIMITS.max_draft, DEFAULT_LIMITS.draft_top_k, DEFAULT_LIMITS.max_nodes
+    add_engine_flags(parser)
+    add_tree_limits(parser, branching="--top-k", least_depth=0)
+    add_draft_options(parser)
+    add_answer_flags(parser)
+    return parser
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    spec = EngineSpec()
     add = parser.add_argument_group("model").add_argument
     add("--model", default=spec.model, metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
     add(
@@ -172,29 +177,17 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N",
         help="(default: torch's own choice)",
     )
-
-    add = parser.add_argument_group("draft tree").add_argument
-    add(
-        "--max-draft",
-        type=at_least(0),
-        default=depth,
-        metavar="N",
-        help="depth; 0: decode plainly (default: %(default)s)",
-    )
-    add(
-        "--top-k", type=at_least(1), default=width, metavar="N", help="guesses kept at each node (default: %(default)s)"
-    )
-    add("--max-nodes", type=at_least(0), metavar="N", help=f"guesses altogether (default: the depth, at least {nodes})")
-
     add(
         "--adaptive",
         action=argparse.BooleanOptionalAction,
         default=spec.adaptive,
-        help="guess only as far as it pays, within these limits",
+        help="guess only as far as it pays, within the limits of the draft tree",
     )
 
-    add_draft_options(parser)
 
+def add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    """How tokens are drawn, and from which prompt."""
+    sampling = SamplingParams()
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)")
     add("--sampling-top-k", type=int, default=sampling.top_k, metavar="N", help="only the N likeliest (default: all)")
@@ -209,54 +202,18 @@ def command_line() -> argparse.ArgumentParser:
     source.add_argument("--prompt-file", type=Path, metavar="F", help="a file that holds the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as a text, without the chat template")
     group.add_argument("--compare", action="store_true", help="decode plainly too, and say what guessing gained")
-    return parser
-
-
-def add_draft_options(parser: argparse.ArgumentParser) -> None:
-    """The flags that `draft_options` reads."""
-    add, drafting = parser.add_argument_group("draft network").add_argument, DraftOptions()
-    add("--draft-growth", default=drafting.growth, metavar="G", help=f"{' or '.join(GROWTHS)} (default: %(default)s)")
-    add("--draft-threshold", type=float, default=0.0, metavar="P", help="least probability of a guess (default: none)")
-    add("--draft-decay", type=float, default=1.0, metavar="F", help="factor on ranks by level (default: 1, none)")
-    add("--draft-noise-ranking", action="store_true", help="above temperature 0, rank with the noise that draws")
-    add("--draft-layer-ids", default="", metavar="IDS", help="layers an EAGLE-3 head reads, as in 2,15,27")
-
-
-def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
-    wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
-
-    def whole_number(text: str) -> int:
-        with suppress(ValueError):
-            if low <= (value := int(text)) <= high:
-                return value
-        raise argparse.ArgumentTypeError(f"must be a whole number of {wanted}, not {text!r}")
-
-    return whole_number
 
 
 def engine_spec(options: argparse.Namespace) -> EngineSpec:
-    max_nodes = max(options.max_draft, DEFAULT_LIMITS.max_nodes) if options.max_nodes is None else options.max_nodes
-    limits = DraftLimits(options.max_draft, options.top_k, max_nodes)
-    drafting = draft_options(options)
     return EngineSpec(
         options.model,
         options.draft_model,
-        limits,
-        drafting,
+        DraftLimits(options.max_draft, options.top_k, max_nodes(options)),
+        draft_options(options),
         exact=options.exact,
         tensor_parallel=options.tensor_parallel,
         adaptive=options.adaptive,
         threads=options.threads,
-    )
-
-
-def draft_options(options: argparse.Namespace) -> DraftOptions:
-    return DraftOptions(
-        options.draft_growth,
-        options.draft_threshold,
-        options.draft_decay,
-        options.draft_noise_ranking,
-        parse_layer_ids(options.draft_layer_ids),
     )
 
 
