@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from drafter.checkpoints import DraftFolder
 from drafter.network_draft import NetworkDraft
 from drafter.networks import plan_network
 from drafter.options import DraftOptions
-from tests.drafter.heads import SlowHead
+from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
+from tests.drafter.heads import HeadShape, SlowHead, save_tiny_head
 from tests.models import save_tiny_model
 from verifier.attention import create_attention
 from verifier.batch import Segment, StepPlan
@@ -31,6 +33,12 @@ TEXT = random.Random(7).choices(range(160), k=40)
 CHAIN = DraftLimits(max_draft=4, draft_top_k=1, max_nodes=4)
 TREE = DraftLimits(max_draft=5, draft_top_k=2, max_nodes=12)
 GREEDY = SamplingParams(temperature=0)
+# A small network of each kind for `Target`, by what saves it into a folder.
+SAVE: dict[str, Callable[..., Path]] = {
+    "eagle3": partial(save_tiny_head, shape=HeadShape(), eagle_aux_hidden_state_layer_ids=[1, 3, 4]),
+    "eagle": partial(save_tiny_eagle, shape=EagleShape()),
+    "model": partial(save_tiny_model, family="smollm2", seed=5, num_hidden_layers=2),
+}
 
 
 class Target:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from drafter import sessions
 from drafter.options import DraftOptions
-from tests.drafter.bench import CHAIN, TEXT, TREE, Bench, Target
-from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
-from tests.drafter.heads import HeadShape, save_tiny_head
-from tests.models import save_tiny_model
-
-SAVE: dict[str, Callable[..., Path]] = {
-    "eagle3": partial(save_tiny_head, shape=HeadShape(), eagle_aux_hidden_state_layer_ids=[1, 3, 4]),
-    "eagle": partial(save_tiny_eagle, shape=EagleShape()),
-    "model": partial(save_tiny_model, family="smollm2", seed=5, num_hidden_layers=2),
-}
+from tests.drafter.bench import CHAIN, SAVE, TEXT, TREE, Bench, Target
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,10 +13,7 @@ import torch
 from drafter.base import DraftRequest
 from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
-from tests.drafter.bench import CHAIN, PAGE_SIZE, TEXT, Bench, Target
-from tests.drafter.eagle_heads import EagleShape, save_tiny_eagle
-from tests.drafter.heads import HeadShape, save_tiny_head
-from tests.models import save_tiny_model
+from tests.drafter.bench import CHAIN, PAGE_SIZE, SAVE, TEXT, Bench, Target
 from tests.workers.wires import HOP_S, RemoteWorld, Wire, lost, safe
 from workers import draft_server, link
 from workers.draft_server import DraftServer
@@ -25,11 +21,6 @@ from workers.messages import Ask, decode_to_drafter
 from workers.remote import RemoteDraft
 
 DEADLINE_S = 0.05
-SAVE: dict[str, Callable[..., Path]] = {
-    "eagle3": partial(save_tiny_head, shape=HeadShape(), eagle_aux_hidden_state_layer_ids=[1, 3, 4]),
-    "eagle": partial(save_tiny_eagle, shape=EagleShape()),
-    "model": partial(save_tiny_model, family="smollm2", seed=5, num_hidden_layers=2),
-}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from drafter.training.shards import Conversation
 from verifier.errors import BadSetting
 
 OUTPUT = "lm_head"  # how the names of output matrices begin
+INIT_STD = 0.02  # of matrices that begin at random
 FIGURES = ("loss", "rows", "hits", "places")  # columns of `Outcome.figures`, all of them sums
 
 
@@ -50,6 +51,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (difference,) = ctx.saved_tensors
         return difference * gradients[0].unsqueeze(-1), None, None
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, generator: torch.Generator) -> None:
+    """Gives all matrices small random values; norms stay as they are."""
+    for parameter in module.parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(std=INIT_STD, generator=generator)
 
 
 def soft_cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:

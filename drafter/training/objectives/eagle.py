@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drafter.training.objectives.base import Objective, Outcome, soft_cross_entropy
+from drafter.training.objectives.base import Objective, Outcome, randomise, soft_cross_entropy
 from drafter.training.objectives.decoders import Batch, DecoderLayer, make_batch, runs_of_hits, trained_slots
 from drafter.training.shards import Conversation
 from drafter.training.target import Target
 from verifier.config import ModelConfig
 
-INIT_STD = 0.02
 TOKEN_WEIGHT = 0.1  # of the cross-entropy, relative to the distance of features
 # Uniform noise of this width for texts of so many tokens, and less for longer ones. The authors' code makes it greater
 # for shorter ones, of which theirs had few.
@@ -95,11 +94,8 @@ def initialise(objective: EagleObjective, target: Target, start: str, seed: int)
     Then features pass through as they are, and the embedding adds a little: the layer's output matrices, which are made
     for a residual stream many times as strong as normed features, begin at zero.
     """
-    generator = torch.Generator().manual_seed(seed)
+    randomise(objective, torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for parameter in objective.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=INIT_STD, generator=generator)
         if start == "target":
             width = target.config.hidden_size
             objective.fc.weight[:, width:] += torch.eye(width)

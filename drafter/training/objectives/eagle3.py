@@ -18,15 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drafter.training.objectives.base import FIGURES, Objective, Outcome, soft_cross_entropy_with
+from drafter.training.objectives.base import FIGURES, Objective, Outcome, randomise, soft_cross_entropy_with
 from drafter.training.objectives.eagle3_batch import Batch, Step, make_batch, padding, trained_slots
 from drafter.training.shards import Conversation
 from drafter.training.target import Target
 from drafter.training.vocabulary import draft_ids
 from verifier.config import ModelConfig
 from verifier.layers import Rotary
-
-INIT_STD = 0.02
 
 
 class Attention(nn.Module):
@@ -226,11 +224,8 @@ class Eagle3Objective(Objective):
 
 def initialise(objective: Eagle3Objective, target: Target, start: str, seed: int) -> None:
     """Gives the weights their first values: ``random``, or with the target's own where shapes fit."""
-    generator = torch.Generator().manual_seed(seed)
+    randomise(objective, torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for parameter in objective.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=INIT_STD, generator=generator)
         if start == "target":
             _start_from(objective, target)
 

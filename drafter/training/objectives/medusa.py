@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drafter.training.objectives.base import Objective, Outcome, soft_cross_entropy
+from drafter.training.objectives.base import Objective, Outcome, randomise, soft_cross_entropy
 from drafter.training.objectives.eagle3_batch import trained_slots
 from drafter.training.shards import Conversation
 from drafter.training.target import Target
 from drafter.training.vocabulary import draft_ids
-
-INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,11 @@ class MedusaObjective(Objective):
 
 def initialise(objective: MedusaObjective, start: str, seed: int) -> None:
     """Gives output matrices their first values: ``random``, or the target's own."""
-    generator = torch.Generator().manual_seed(seed)
+    randomise(objective.lm_heads, torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for weight in objective.lm_heads.parameters():
-            if start == "target":
+        if start == "target":
+            for weight in objective.lm_heads.parameters():
                 weight.copy_(objective.target_rows)
-            else:
-                weight.normal_(std=INIT_STD, generator=generator)
 
 
 def _make_batch(

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drafter.training.objectives.base import Objective, Outcome, soft_cross_entropy
+from drafter.training.objectives.base import INIT_STD, Objective, Outcome, randomise, soft_cross_entropy
 from drafter.training.objectives.decoders import Batch, DecoderLayer, make_batch, runs_of_hits, trained_slots
 from drafter.training.shards import Conversation
 from drafter.training.target import Target
 from verifier.config import ModelConfig
-
-INIT_STD = 0.02
 
 
 class Body(nn.Module):
@@ -93,11 +91,8 @@ def initialise(objective: SmallModelObjective, target: Target, start: str, seed:
 
     What is kept of it are the directions in which its tokens differ the most.
     """
-    generator = torch.Generator().manual_seed(seed)
+    randomise(objective, torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        for parameter in objective.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=INIT_STD, generator=generator)
         if start == "target":
             _, directions = torch.linalg.eigh(target.embedding.T @ target.embedding)
             kept = target.embedding @ directions[:, -objective.config.hidden_size :]
