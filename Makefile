@@ -47,7 +47,7 @@ bench: $(INSTALLED)  ## the figures of the README: a table and one line of JSON;
 	$(BIN)/python -m deployments.bench $(ARGS)
 
 bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, a picture, one line of JSON
-	$(BIN)/python -m workers.bench_methods $(ARGS)
+	$(BIN)/python -m workers.measuring.bench_methods $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from workers.build import openmp_environment
-from workers.prompts import PROMPTS, read_prompts
+from workers.measuring.prompts import PROMPTS, read_prompts
 
 if TYPE_CHECKING:
-    from workers.contest import Contestant, Scores
+    from workers.measuring.contest import Contestant, Scores
 
 READY_S = 180.0
 CONTEXT = 256  # tokens before the rows that are timed
@@ -85,7 +85,7 @@ def http_contestant(client: httpx.Client, max_tokens: int, *, stream: bool) -> C
 
 def through_http(inside: Contestant, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Scores]:
     """Plain decoding by an engine in this process and by the service, in turn."""
-    from workers.contest import in_turn
+    from workers.measuring.contest import in_turn
 
     with service("draft_model=none", "prefix_cache=false") as url, httpx.Client(base_url=url, timeout=120) as client:
         return in_turn(
@@ -114,8 +114,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from drafter.base import DraftLimits, NoDraft
     from verifier.default_model import default_model_path
     from verifier.verifier import Verifier
-    from workers.bench import ROWS, contestants, milliseconds_by_rows
-    from workers.contest import engine_contestant, in_turn
+    from workers.measuring.bench import ROWS, contestants, milliseconds_by_rows
+    from workers.measuring.contest import engine_contestant, in_turn
     from workers.text import Text
 
     folder = default_model_path(lambda line: print(line, file=sys.stderr))

@@ -20,7 +20,7 @@ from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
 from workers.build import openmp_environment
 from workers.machine import available_memory, check_memory
-from workers.placement import remote_part
+from workers.remote.placement import remote_part
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas

@@ -19,7 +19,7 @@ from verifier.weights import Checkpoint
 from workers.build import EngineSpec, Reporter, locate_model
 from workers.config import EngineConfig
 from workers.machine import physical_cores
-from workers.placement import plan_remote
+from workers.remote.placement import plan_remote
 from workers.text import Text
 
 

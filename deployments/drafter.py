@@ -15,10 +15,10 @@ from deployments.settings import Settings
 from verifier.errors import DraftreeError
 from verifier.weights import Checkpoint
 from workers.build import locate_model
-from workers.placement import load_draft_server
+from workers.remote.placement import load_draft_server
 
 if TYPE_CHECKING:
-    from workers.channel import Contact
+    from workers.remote.channel import Contact
 
 log = logging.getLogger("ray.serve")
 STALL_S = 30.0  # without a round in this time, the server is given up for lost; it makes one a second when idle
@@ -30,7 +30,7 @@ class DrafterReplica:
     def __init__(self, settings: Settings) -> None:
         from ray.util import get_node_ip_address
 
-        from workers.channel import Admission, CurvePort, Keys
+        from workers.remote.channel import Admission, CurvePort, Keys
 
         spec = engine_spec(settings)
         model = locate_model(spec.model)

@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from workers.channel import Channel, Contact, CurveChannel, Keys
+from workers.remote.channel import Channel, Contact, CurveChannel, Keys
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0  # of one introduction; while no drafter lives, Serve lets it w
 
 
 class ServeFinder:
-    """A `workers.channel.Finder` over the handle of the drafters' deployment.
+    """A `workers.remote.channel.Finder` over the handle of the drafters' deployment.
 
     The engine's thread asks for channels and must not wait, so introductions run on a thread of their own, which is
     also the only one that the handle is used on: in these replicas it belongs to the event loop of its first call.

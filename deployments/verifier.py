@@ -20,7 +20,7 @@ from deployments.rendezvous import ServeFinder
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
 from workers.build import build_engine
-from workers.placement import Elsewhere
+from workers.remote.placement import Elsewhere
 from workers.sequence import Listener, Progress, Request
 from workers.stats import EngineStats
 

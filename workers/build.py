@@ -22,7 +22,7 @@ from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
 from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
-from workers.placement import Elsewhere, plan_remote
+from workers.remote.placement import Elsewhere, plan_remote
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ def _load(threads: int, path: Path, config: EngineConfig, plan: DraftPlan) -> En
     import torch
 
     from workers.engine import Engine
-    from workers.group import load_ranks
     from workers.profile import profile
+    from workers.ranks.group import load_ranks
 
     if threads:
         torch.set_num_threads(threads)

@@ -12,9 +12,9 @@ from drafter.command_line import BAD_INPUT, INTERRUPTED
 from verifier.errors import DraftreeError
 
 STEPS = {
-    "collect": ("workers.collect", "let the target write conversations, and keep its hidden states"),
+    "collect": ("workers.collecting.collect", "let the target write conversations, and keep its hidden states"),
     "train": ("drafter.training.train", "train a draft head on them"),
-    "evaluate": ("workers.evaluate", "measure what a head's guesses are worth in the real engine"),
+    "evaluate": ("workers.measuring.evaluate", "measure what a head's guesses are worth in the real engine"),
     "export": ("drafter.training.export", "write a trained head for Draftree, SafeAILab's code or vLLM"),
 }
 USAGE = "usage: python -m drafter.training STEP …     (STEP --help tells its options)\n\n" + "\n".join(

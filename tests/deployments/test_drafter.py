@@ -19,9 +19,9 @@ from verifier.config import ModelConfig
 from verifier.errors import BadSetting, DraftreeError
 from verifier.sampling import SamplingParams
 from workers.build import build_engine
-from workers.channel import Contact
 from workers.engine import Engine
-from workers.placement import Elsewhere
+from workers.remote.channel import Contact
+from workers.remote.placement import Elsewhere
 from workers.sequence import Request
 
 REQUESTS = [Request(str(i), (97, 98, 99, 97, 98), SamplingParams(seed=i), 60) for i in range(3)]

@@ -25,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_a_step_gets_the_rest_of_the_line(monkeypatch: pytest.MonkeyPatch, calls: list[list[str]]) -> None:
     assert run(monkeypatch, "collect", "--out", "x") == 0
-    assert calls == [["workers.collect", "--out", "x"]]
+    assert calls == [["workers.collecting.collect", "--out", "x"]]
 
 
 def test_an_unknown_step_is_one_sentence(

@@ -1,0 +1,164 @@
+"""A head that was fitted to three layers of its target, and what is said of it when it reads others."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafter.base import DraftLimits, NoDraft
+from tests.deployments.fakes import END, TEMPLATE, TEXT, VOCAB_SIZE
+from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head
+from tests.models import save_tiny_model
+from verifier.batch import Segment, StepPlan
+from verifier.errors import BadSetting
+from verifier.sampling import SamplingParams
+from verifier.tree import TokenTree
+from verifier.verifier import Verifier
+from workers.measuring.contest import Asked, ask, engine_of, load_verifier
+from workers.measuring.evaluate import main
+from workers.measuring.layer_check import FirstGuess, diagnosis
+from workers.measuring.prompts import Prompt
+from workers.sequence import Request
+
+FITTED = (2, 3, 5)  # boundary ids of the layers that the head is made for; the target has six
+NUM_TOKENS = 40  # of an answer: enough to say more than the matrix has columns
+WORDS = ("one fish", "two fish", "red fish", "blue fish", "old fish", "new fish")
+PROMPTS = [Prompt("fish", words) for words in WORDS]
+SHAPE = HeadShape(
+    target_hidden=72,
+    target_vocab=VOCAB_SIZE,
+    hidden=VOCAB_SIZE,
+    intermediate=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    draft_vocab=VOCAB_SIZE,
+    max_positions=2048,
+    own_embedding=True,
+)
+
+
+def make_target(folder: Path) -> Path:
+    save_tiny_model(folder, num_hidden_layers=6, vocab_size=VOCAB_SIZE, max_position_embeddings=2048, eos_token_id=END)
+    TEXT._tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+@torch.inference_mode()
+def fitted_head(verifier: Verifier, asked: list[Asked]) -> dict[str, torch.Tensor]:
+    """The weights of a head that does nothing but guess the token after next by a matrix over three layers' states.
+
+    The matrix is fitted to the target's own answers, by least squares.
+    """
+    requests = [Request(str(i), each.ids, SamplingParams(temperature=0), NUM_TOKENS) for i, each in enumerate(asked)]
+    answers = engine_of(verifier, NoDraft(), DraftLimits()).run(requests)
+    verifier.taps = FITTED
+    states: list[torch.Tensor] = []
+    following: list[int] = []
+    for prompt, answer in zip(asked, answers, strict=True):
+        ids = (*prompt.ids, *answer.output_ids)
+        segment = Segment(0, TokenTree.chain(ids), tuple(range(verifier.pool.num_pages - 1)), len(ids), tapped=True)
+        features = verifier.forward(StepPlan((segment,))).features[0]
+        assert features is not None
+        first = len(prompt.ids) - 1
+        states.append(features[first:-2].flatten(1))
+        following += ids[first + 2 :]
+    wanted = torch.nn.functional.one_hot(torch.tensor(following), VOCAB_SIZE).float()
+    weights = random_weights(SHAPE)
+    weights["fc.weight"] = torch.linalg.lstsq(torch.cat(states), wanted).solution.T
+    for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
+        weights[name] = torch.zeros_like(weights[name])
+    weights["norm.weight"] = torch.ones(VOCAB_SIZE)
+    weights["lm_head.weight"] = torch.eye(VOCAB_SIZE)
+    return weights
+
+
+@dataclass(frozen=True)
+class World:
+    """A target, prompts, and a head of which the config may say what it likes."""
+
+    folder: Path
+    weights: dict[str, torch.Tensor]
+
+    def evaluate(self, *arguments: str, **config: Any) -> dict[str, Any]:
+        """The figures that the command prints last."""
+        head = save_head(self.folder / "head", self.weights, safeailab_config(SHAPE) | config)
+        given = ["--model", str(self.folder / "target"), "--prompts", str(self.folder / "prompts.jsonl")]
+        output = StringIO()
+        with redirect_stdout(output):
+            main(["--draft-model", str(head), *given, "--max-tokens", "8", *arguments])
+        *text, figures = output.getvalue().splitlines()
+        return {"text": "\n".join(text).strip(), **json.loads(figures)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    target = make_target(folder / "target")
+    asked = ask(TEXT, PROMPTS)
+    lines = [json.dumps({"category": prompt.category, "prompt": prompt.text}) for prompt in PROMPTS]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return World(folder, fitted_head(load_verifier(target, asked, NUM_TOKENS, []), asked))
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter than those that the head was fitted to."""
+    monkeypatch.setattr("workers.measuring.layer_check.MAX_TOKENS", NUM_TOKENS // 2)
+
+
+@pytest.mark.parametrize(("said", "fault"), [((1, 2, 4), "low"), ((3, 4, 6), "high")])
+def test_ids_that_are_off_by_one_are_found_out(world: World, said: tuple[int, ...], fault: str) -> None:
+    figures = world.evaluate("--max-draft", "1", eagle_aux_hidden_state_layer_ids=list(said))
+    found = figures["first_guess_by_layer_ids"]
+    assert next(iter(found)) == ",".join(map(str, said))
+    assert found[",".join(map(str, said))] < 0.2 < 0.8 < found["2,3,5"]
+    sentence = figures["text"].splitlines()[-1]
+    assert f"one too {fault}" in sentence
+    assert sentence.endswith(f"{found['2,3,5']:.2f} after 2, 3, 5: set draft_layer_ids=2,3,5.")
+
+
+def test_what_the_tool_advises_helps(world: World) -> None:
+    wrong = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
+    figures = world.evaluate("--draft-layer-ids", "2,3,5", "--temperature", "0", "1", "--no-check-layers", **wrong)
+    assert figures["temperature 0"]["acceptance_by_position"][0] > 0.9
+    assert figures["temperature 1"]["prompts"] == len(PROMPTS)
+
+
+def guessed(*right: int) -> FirstGuess:
+    return FirstGuess({(0, place): place in right for place in range(200)})
+
+
+def test_chance_is_not_called_a_shift() -> None:
+    """Being right at ten other places is no better; nor are five places more of two hundred enough to matter."""
+    some = guessed(*range(50))
+    for others in (range(40, 90), range(55), range(35, 100)):
+        assert "no others" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*others)})
+    assert "too low" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*range(65))})
+    assert "too high" in diagnosis("head", {(2, 3): some, (1, 2): guessed(*range(65))})
+
+
+def test_a_head_at_the_edge_has_only_neighbours_that_exist(world: World) -> None:
+    """Below layer 0 there is none. No ids are right here, so none are recommended."""
+    figures = world.evaluate(eagle_aux_hidden_state_layer_ids=[0, 1, 4])
+    assert list(figures["first_guess_by_layer_ids"]) == ["0,1,4", "1,2,5"]
+    assert figures["text"].endswith("That speaks for no others.")
+
+
+def test_drafters_that_fuse_no_layers_are_not_checked(world: World) -> None:
+    figures = world.evaluate("--draft-model", "ngram")
+    assert figures["first_guess_by_layer_ids"] == {}
+    assert "Layer ids" not in figures["text"]
+
+
+def test_ids_that_are_no_numbers_are_refused(world: World) -> None:
+    with pytest.raises(BadSetting, match="draft_layer_ids is '2,x'"):
+        world.evaluate("--draft-layer-ids", "2,x")

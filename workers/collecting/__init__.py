@@ -1,0 +1,1 @@
+"""Training data: the target is let to write conversations, and its hidden states are kept."""

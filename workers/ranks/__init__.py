@@ -1,0 +1,1 @@
+"""One tensor-parallel verifier on several ranks: where they run, how they start, who notices that one is gone."""
