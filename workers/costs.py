@@ -69,6 +69,10 @@ class Costs:
         nearest = min(by_depth, key=lambda known: abs(known - depth))
         return by_depth[nearest] * depth / nearest
 
+    def forget_drafting(self) -> None:
+        """As if no draft had been measured."""
+        self._drafting.clear()
+
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         by_depth = self._drafting.setdefault(_power_of_two(batch), {})
         known = by_depth.get(depth)

@@ -48,6 +48,10 @@ class Policy(Protocol):
 
     def forget(self, sequence: int) -> None: ...
 
+    def start_over(self) -> None:
+        """Another drafter guesses: what its predecessor's guesses cost and earned says nothing about it."""
+        ...
+
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None: ...
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None: ...
@@ -66,6 +70,9 @@ class FixedPolicy:
         pass
 
     def forget(self, sequence: int) -> None:
+        pass
+
+    def start_over(self) -> None:
         pass
 
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
@@ -194,6 +201,11 @@ class AdaptivePolicy:
 
     def forget(self, sequence: int) -> None:
         self._known.pop(sequence, None)
+
+    def start_over(self) -> None:
+        self._all = Hazards()
+        self._known.clear()
+        self.costs.forget_drafting()
 
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
         self._spent = seconds
