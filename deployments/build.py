@@ -13,6 +13,7 @@ from ray.serve import Application
 from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
+from deployments.keys import KeyRing
 from deployments.replicas import drafter_options, verifier_options
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
@@ -46,6 +47,7 @@ def app(args: Settings) -> Application:
     """
     try:
         model = served_model(args, report=_say)
+        KeyRing.load(args.api_keys)
         check_memory(model.config, model.engine, model.drafter, available_memory())
         verifiers = verifier_options(args, ONE_LOOP | _openmp(args))
         drafters = _drafters(args, model.config)

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import served_model
+from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.settings import Settings
 from workers.sequence import Progress, Request
@@ -54,14 +55,15 @@ class VerifierHandle:
 def is_asleep(application: str, deployment: str) -> bool:
     """Whether a deployment has no replica, and nothing is wrong with that."""
     found = serve.status().applications[application].deployments[deployment]
-    return found.status not in ("UNHEALTHY", "DEPLOY_FAILED") and not found.replica_states.get("RUNNING", 0)
+    runs = any(count for state, count in found.replica_states.items() if state == "RUNNING")
+    return not runs and found.status not in ("UNHEALTHY", "DEPLOY_FAILED")
 
 
 class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._model = served_model(settings)
+        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -70,4 +72,5 @@ class Ingress:
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         router = Router(self._verifier, model.text, limits)
-        return create_app(Service(model.name, router, self._verifier, model.text))
+        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys)
+        return create_app(service)

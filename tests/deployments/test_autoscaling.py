@@ -143,7 +143,8 @@ def test_what_replicas_report() -> None:
 def test_the_controller_needs_nothing_of_ours(tmp_path: Path) -> None:
     """Serve ships this one module by value; an import of another of ours would fail on a head where none is."""
     for policy in (VerifierScaling, DrafterScaling, FleetScaling):
-        shipped: Any = AutoscalingPolicy.model_validate({"policy_function": f"{autoscaling.__name__}:{policy.__name__}"})
+        path = f"{autoscaling.__name__}:{policy.__name__}"
+        shipped: Any = AutoscalingPolicy.model_validate({"policy_function": path})
         (tmp_path / policy.__name__).write_bytes(shipped.get_serialized_policy_def())
     code = """
 import sys, types
