@@ -49,6 +49,8 @@ class DraftServer:
 
     Attributes:
         malformed: letters that could not be read.
+        asked, hurried: questions, and those of them that there was no time to answer in full.
+        busy_s: what `run` has spent on letters, by the clock.
         beat: when `run` last was between two rounds, by the clock.
     """
 
@@ -60,7 +62,8 @@ class DraftServer:
         epoch: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.malformed = 0
+        self.malformed = self.asked = self.hurried = 0
+        self.busy_s = 0.0
         self.beat = clock()
         self._epoch = epoch or uuid.uuid4().hex
         self._clock = clock
@@ -95,8 +98,11 @@ class DraftServer:
         """Answers until told to stop."""
         while not stop.is_set():
             self.beat = self._clock()
-            for route, frame in self.handle(port.receive(IDLE_S)):
+            letters = port.receive(IDLE_S)
+            began = self._clock()
+            for route, frame in self.handle(letters):
                 port.send(route, frame)
+            self.busy_s += self._clock() - began
 
     @torch.inference_mode()
     def handle(self, letters: Iterable[Letter]) -> Iterator[Reply]:
@@ -132,6 +138,8 @@ class DraftServer:
                 return Stranger()
             question = Question(letter.peer, letter.route, letter.arrived, message)
             asked.take(question)
+            self.asked += 1
+            self.hurried += question.busy
             questions.setdefault(message.epoch, []).append(question)
         except BadMessage as error:
             self.malformed += 1
