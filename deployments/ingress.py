@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import served_model
+from deployments.exchange import ClusterChoice, FleetExchange, with_choice
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.settings import Settings
@@ -62,8 +63,12 @@ def is_asleep(application: str, deployment: str) -> bool:
 class Ingress:
     """Loads the tokenizer, then serves the application."""
 
-    def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
+    def __init__(
+        self, settings: Settings, verifier: DeploymentHandle[Any], drafter: DeploymentHandle[Any] | None = None
+    ) -> None:
+        choice = ClusterChoice(settings)
+        self._model, self._keys = served_model(with_choice(settings, choice.read())), KeyRing.load(settings.api_keys)
+        self._exchange = FleetExchange(verifier, drafter, choice)
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -72,5 +77,7 @@ class Ingress:
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         router = Router(self._verifier, model.text, limits)
-        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys)
+        service = Service(
+            model.name, router, self._verifier, model.text, model.engine.limits, self._keys, self._exchange
+        )
         return create_app(service)

@@ -40,11 +40,9 @@ Reply = tuple[bytes, bytes]  # route, frame
 
 
 class DraftServer:
-    """Answers letters. Belongs to one thread, but for `take_up`.
+    """Answers letters. Belongs to one thread, but for `take_up`; before the first of these, no verifier is welcome.
 
     Args:
-        drafter: round the network; nobody else may use it.
-        terms: that verifiers must agree with.
         epoch: names this server's life.
 
     Attributes:
@@ -54,14 +52,7 @@ class DraftServer:
         beat: when `run` last was between two rounds, by the clock.
     """
 
-    def __init__(
-        self,
-        drafter: NetworkDraft,
-        terms: Terms,
-        *,
-        epoch: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, epoch: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self.malformed = self.asked = self.hurried = 0
         self.busy_s = 0.0
         self.beat = clock()
@@ -71,7 +62,6 @@ class DraftServer:
         self._changing = threading.Lock()
         self._desks: list[Desk] = []  # replaced, never changed; the newest last
         self._past_failures = 0  # of desks that are no more
-        self.take_up(drafter, terms)
 
     @property
     def desk(self) -> Desk:
@@ -88,7 +78,11 @@ class DraftServer:
         return self._past_failures + sum(desk.failures for desk in self._desks)
 
     def take_up(self, drafter: NetworkDraft, terms: Terms) -> None:
-        """Another network, for verifiers that agree with ``terms``, from the next round on. From any thread."""
+        """Another network, for verifiers that agree with ``terms``, from the next round on. From any thread.
+
+        Args:
+            drafter: round the network; nobody else may use it.
+        """
         with self._changing:
             same = [desk for desk in self._desks if desk.terms == terms]  # it comes back before it was gone
             desk = same[0] if same else Desk(drafter, terms, f"{self._epoch}-{next(self._numbers)}", self._clock)
@@ -147,13 +141,14 @@ class DraftServer:
         return None
 
     def _greet(self, peer: str, hello: Hello, desks: dict[str, Desk]) -> Welcome | Refusal:
-        differences = {desk: hello.terms.difference(desk.terms) for desk in desks.values()}
-        fitting = [desk for desk, why in differences.items() if why is None]
-        if fitting:
-            return fitting[0].welcome(peer)
-        *_, why = differences.values()  # the newest one's
+        why = "The drafter has no draft network."
+        for desk in desks.values():
+            difference = hello.terms.difference(desk.terms)
+            if difference is None:
+                return desk.welcome(peer)
+            why = difference  # the newest one's remains
         logger.warning("a verifier was refused: %s", why)
-        return Refusal(str(why))
+        return Refusal(why)
 
     def _retire(self) -> None:
         """Lets go of networks that nobody asks any more."""
