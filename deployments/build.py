@@ -14,6 +14,7 @@ from ray.serve import Application
 from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
+from deployments.keys import KeyRing
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
 from verifier.config import ModelConfig
@@ -48,6 +49,7 @@ def app(args: Settings) -> Application:
     """
     try:
         model = served_model(args, report=_say)
+        KeyRing.load(args.api_keys)
         check_memory(model.config, model.engine, model.drafter, available_memory())
     except DraftreeError as error:
         raise RefusedSettings(str(error)) from None

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import served_model
+from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.settings import Settings
 from workers.sequence import Progress, Request
@@ -44,7 +45,7 @@ class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._model = served_model(settings)
+        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
         self._verifier = VerifierHandle(verifier)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -53,4 +54,5 @@ class Ingress:
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         router = Router(self._verifier, model.text, limits)
-        return create_app(Service(model.name, router, self._verifier, model.text))
+        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys)
+        return create_app(service)

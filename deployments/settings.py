@@ -50,6 +50,9 @@ class Settings(BaseModel):
     """Folder, GGUF file or hub id; "": the embedded default model."""
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
+    api_keys: Word = ""
+    """File of API keys (see deployments/keys.py), readable wherever an ingress may run; "": anybody
+    may ask."""
     draft_model: Word = SPEC.draft_model
     """Who guesses: none (plain decoding), ngram, eagle3 (the head that comes along), or the folder of a draft network;
     several joined by +; auto: ngram, and eagle3 where a head for the model comes along."""

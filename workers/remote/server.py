@@ -26,6 +26,7 @@ from drafter.scored import ScoredTree
 from verifier.sampling import SamplingParams
 from workers.remote.channel import Letter, Port
 from workers.remote.messages import (
+    LONGEST_S,
     Answer,
     Ask,
     BadMessage,
@@ -276,7 +277,8 @@ class DraftServer:
                     turn.sequence, turn.end - 1, known, list(tree.tokens), list(tree.parents), list(scored.shares)
                 )
             parts.append(part)
-        return Answer(question.ask.number, self.epoch, parts, question.busy)
+        spent_s = min(self._clock() - question.letter.arrived, LONGEST_S)
+        return Answer(question.ask.number, self.epoch, parts, question.busy, spent_s)
 
     def _catch_up(self, questions: Sequence[_Question]) -> None:
         """Lets the network read on in the texts of this round, and forgets what it has read."""

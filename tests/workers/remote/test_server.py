@@ -380,7 +380,7 @@ def test_texts_beyond_the_networks_positions_are_not_sent(kind: str, target: Tar
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("protocol", 9, "version 1 of the protocol, this verifier version 9"),
+        ("protocol", 9, "version 2 of the protocol, this verifier version 9"),
         ("target", "x" * 64, "drafts for another model"),
         ("head", "y" * 64, "another draft network (fingerprint"),
         ("width", 7, "this verifier makes them 7 wide"),
