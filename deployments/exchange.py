@@ -59,7 +59,7 @@ class ClusterChoice:
     def read(self) -> Chosen | None:
         from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_initialized
 
-        if not _internal_kv_initialized():  # a replica in no cluster, as in tests
+        if not _internal_kv_initialized():  # type: ignore[no-untyped-call]  # a replica in no cluster, as in tests
             return None
         value = _internal_kv_get(self._key, namespace=NAMESPACE)
         return Chosen(*json.loads(value)) if value else None

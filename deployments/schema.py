@@ -231,7 +231,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
 
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=_Strict)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
