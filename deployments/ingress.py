@@ -5,13 +5,17 @@ Importing this is light: the HTTP application comes with OpenAI's types and is l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
-from deployments.checks import served_model
+from deployments.checks import fingerprint, served_model
+from deployments.fleet import Placement
+from deployments.metrics import RequestMetrics
+from deployments.replay import Patience
 from deployments.router import Limits, Router
 from deployments.settings import Settings
 from workers.sequence import Progress, Request
@@ -19,7 +23,7 @@ from workers.stats import EngineStats
 
 
 class VerifierHandle:
-    """A `deployments.router.Verifier` that lives in another process."""
+    """A `deployments.replay.Verifier` that lives in other processes."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
@@ -28,11 +32,15 @@ class VerifierHandle:
         self._generate = direct.options(method_name="generate", stream=True)
         self._stats = direct.options(method_name="stats")
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
-        runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request))
+    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
+        runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request, placement))
         try:
             async for run in runs:
                 yield run
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise ConnectionError("the call was cancelled, and not from here") from None
         finally:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
@@ -45,6 +53,8 @@ class Ingress:
 
     def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
         self._model = served_model(settings)
+        self._fingerprint = fingerprint(settings)
+        self._patience = Patience(settings.stall_timeout_s, settings.replica_timeout_s)
         self._verifier = VerifierHandle(verifier)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -52,5 +62,6 @@ class Ingress:
 
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
-        router = Router(self._verifier, model.text, limits)
-        return create_app(Service(model.name, router, self._verifier, model.text))
+        metrics = RequestMetrics()
+        router = Router(self._verifier, model.text, limits, metrics, self._patience, self._fingerprint)
+        return create_app(Service(model.name, router, self._verifier, model.text, metrics))
