@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ray.exceptions import RayActorError
 
+from deployments.autoscaling import VerifierReport
 from deployments.checks import engine_spec, fingerprint
 from deployments.fleet import Placement
 from deployments.rendezvous import ServeFinder
@@ -162,6 +163,7 @@ class VerifierReplica:
         self._fingerprint = fingerprint(settings) + engine.verifier.fingerprint
         engine.start()
         self._host = EngineHost(engine, settings.stall_timeout_s)
+        self._report = VerifierReport(engine.config.max_running)
 
     async def generate(self, request: Request, _: Placement) -> AsyncGenerator[Progress, None]:
         """``_`` was for those who chose this replica."""
@@ -173,6 +175,10 @@ class VerifierReplica:
         self._host.check()
         remote = replace(self._elsewhere.figures) if self._elsewhere else None
         return replace(self._host.stats(), remote=remote)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's policy goes by (`deployments.autoscaling`)."""
+        return self._report(self._host.stats(), self._elsewhere.figures if self._elsewhere else None)
 
     def record_replica_metadata(self) -> dict[str, str]:
         """Asked once by Serve, for `deployments.routing`."""

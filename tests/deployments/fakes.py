@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal
 
-from ray.exceptions import ActorUnavailableError
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from deployments.api import Service
-from deployments.fleet import Fleet, Placement, Report
+from deployments.fleet import Placement
+from deployments.keys import KeyRing
 from deployments.router import Limits, Router
-from workers.inbox import EngineDead
+from drafter.base import DraftLimits
 from workers.sequence import FinishReason, Progress, Request
 from workers.stats import Counters, EngineStats, Speculation, Usage
 from workers.template import ChatTemplate
@@ -42,13 +40,18 @@ def byte_text() -> Text:
 TEXT = byte_text()
 END = TEXT.encode("<|end|>")[0]
 VOCAB_SIZE = END + 1
+DRAFT = DraftLimits(5, 2, 8)
 IDLE = EngineStats(0, 0, 64, 0, 64, 0, 0, 0, 0, Counters())
 
 Script = Callable[[Request], Sequence[Progress]]
 
 
 def usage(request: Request, output_tokens: int = 0) -> Usage:
-    return Usage(prompt_tokens=len(request.prompt_ids), cached_tokens=2, output_tokens=output_tokens)
+    """Steps of a chain of two guesses, of which the first was always right."""
+    steps = output_tokens // 2
+    spoken = Speculation(steps, 2 * steps, 2 * steps, steps, (steps, steps), (steps, 0), (steps, steps))
+    prompt_tokens = len(request.prompt_ids)
+    return Usage(**vars(spoken), prompt_tokens=prompt_tokens, cached_tokens=2, output_tokens=output_tokens)
 
 
 def says(*runs: str, end: bool = True) -> Script:
@@ -123,90 +126,6 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0.002)
 
 
-def service(verifier: ScriptedVerifier) -> Service:
+def service(verifier: ScriptedVerifier, keys: KeyRing | None = None) -> Service:
     limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END}))
-    return Service(MODEL, Router(verifier, TEXT, limits), verifier, TEXT)
-
-
-Kind = Literal["dies", "leaves", "breaks", "stalls", "ends", "poisoned"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens when an attempt on a replica has said so many tokens."""
-
-    kind: Kind
-    after: int
-
-
-class ScriptedFleet:
-    """Replicas that all write the same ``ids``, from wherever a request stands, and one fault of each.
-
-    Attributes:
-        attempts: who was asked what.
-        aborted: ids of attempts that were closed before their end.
-    """
-
-    def __init__(
-        self, ids: Sequence[int], faults: Mapping[str, Fault] = MappingProxyType({}), names: str = "abc", run: int = 1
-    ) -> None:
-        self.ids, self.faults, self.run = list(ids), dict(faults), run
-        self.alive = {name: Report(name, "fake|1", max_running=8) for name in names}
-        self.fleet = Fleet()
-        self.fleet.update(self.alive.values())
-        self.attempts: list[tuple[str, Request]] = []
-        self.aborted: list[str] = []
-
-    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
-        while (name := self.fleet.choose(request, placement, self.alive)) is None:  # noqa: ASYNC110 - as in Serve
-            await asyncio.sleep(0.002)
-        placement.accepted = True
-        self.attempts.append((name, request))
-        finished = False
-        try:
-            async for progress in self._write(name, request):
-                finished = progress.finish is not None
-                yield progress
-        finally:
-            if not finished:
-                self.aborted.append(request.id)
-
-    async def stats(self) -> EngineStats:
-        return IDLE
-
-    async def _write(self, name: str, request: Request) -> AsyncGenerator[Progress, None]:
-        written, said = len(request.output_ids), 0
-        assert request.output_ids == tuple(self.ids[:written]), "a replay goes on from another text"
-        fault = self.faults.pop(name, None)
-        while True:
-            if fault and said >= fault.after:
-                if fault.kind == "poisoned":
-                    yield Progress(request.id, (), "error", error="RuntimeError: SECRET")
-                await self._fail(name, fault.kind)
-                return
-            size = min(self.run, fault.after - said) if fault else self.run
-            tokens = self.ids[written : min(written + size, request.max_tokens)]
-            length = next((i for i, token in enumerate(tokens, 1) if token in request.stop_ids), len(tokens))
-            run = tuple(tokens[:length])
-            written, said = written + len(run), said + len(run)
-            finish: FinishReason | None = "stop" if run[-1] in request.stop_ids else None
-            if written == request.max_tokens:
-                finish = finish or "length"
-            guessed = Speculation(steps=said, verified_tokens=said)
-            num_prompt = len(request.prompt_ids)
-            spent = Usage(**vars(guessed), prompt_tokens=num_prompt, cached_tokens=1, output_tokens=written)
-            yield Progress(request.id, run, finish, spent)
-            if finish:
-                return
-
-    async def _fail(self, name: str, kind: Kind) -> None:
-        """Returns when a stream just ends."""
-        if kind in ("dies", "leaves"):
-            del self.alive[name]
-            if kind == "leaves":  # Serve has taken it off its list before it is killed
-                self.fleet.update(self.alive.values())
-            raise ActorUnavailableError("the actor is gone", b"")
-        if kind == "breaks":
-            raise EngineDead("the verifier is broken: RuntimeError: no more")
-        if kind == "stalls":
-            await asyncio.Event().wait()
+    return Service(MODEL, Router(verifier, TEXT, limits), verifier, TEXT, DRAFT, keys or KeyRing({}))

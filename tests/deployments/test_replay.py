@@ -14,7 +14,8 @@ from deployments.fleet import Report
 from deployments.metrics import RequestMetrics
 from deployments.replay import MAX_REPLAYS, Patience, Replays
 from deployments.router import Generation, Limits, Piece, Router
-from tests.deployments.fakes import END, MAX_MODEL_LEN, TEXT, VOCAB_SIZE, Fault, Kind, ScriptedFleet
+from tests.deployments.fakes import END, MAX_MODEL_LEN, TEXT, VOCAB_SIZE
+from tests.deployments.fleets import Fault, Kind, ScriptedFleet
 from verifier.sampling import SamplingParams
 from workers.sequence import Progress, Request
 

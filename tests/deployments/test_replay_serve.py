@@ -19,7 +19,7 @@ SEEDS = range(4)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("replay")
-    with serving(folder, num_verifiers=2, threads=1, max_running=2, stall_timeout_s=4) as server:
+    with serving(folder, verifier_replicas=2, threads=1, max_running=2, stall_timeout_s=4) as server:
         eventually(lambda: len(verifiers(server)) == 2, 60)
         yield server
 

@@ -67,13 +67,12 @@ def healthy(url: str) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, num_verifiers: int = 1, **settings: Any) -> Iterator[Server]:
+def serving(folder: Path, **settings: Any) -> Iterator[Server]:
     """A service of its own with a tiny model, gone with all its processes when it is left."""
     config = yaml.safe_load((ROOT / "deployments" / "serve.yaml").read_text())
     config["http_options"]["port"] = free_port()
     settings = {"model": str(make_tiny_model(folder / "tiny")), "page_size": 4, "max_draft": 3, **settings}
     config["applications"][0]["args"] = settings
-    config["applications"][0]["deployments"] = [{"name": "VerifierReplica", "num_replicas": num_verifiers}]
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
     log = folder / "log"
     with log.open("w") as output:
