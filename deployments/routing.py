@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve.config import RequestRouterConfig
-from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.fleet import Fleet, Placement, Report
 from workers.sequence import Request
@@ -44,7 +43,7 @@ class VerifierRouter(RequestRouter):
         name = self._fleet.choose(request, placement, by_name)
         return [[by_name[name]]] if name else []
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         if asked := _attempt(pending_request):
             asked[1].accepted = True
 
@@ -61,7 +60,9 @@ def report_of(replica: RunningReplica) -> Report:
     return Report(replica.replica_id.unique_id, replica.replica_metadata.get(FINGERPRINT, ""), **replica.routing_stats)
 
 
-def routing() -> RequestRouterConfig:
-    return RequestRouterConfig(
-        request_router_class="deployments.routing:VerifierRouter", request_routing_stats_period_s=REPORT_S
-    )
+def routing() -> dict[str, Any]:
+    """A deployment's ``request_router_config``."""
+    return {
+        "request_router_class": f"{__name__}:{VerifierRouter.__name__}",
+        "request_routing_stats_period_s": REPORT_S,
+    }

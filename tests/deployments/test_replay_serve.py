@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,19 +25,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def write(server: Server, seed: int, stream: bool = True) -> str:
+def write(server: Server, seed: int, *, stream: bool = True) -> str:
     """At temperature 0 for one seed, at 1 for the others."""
+    options: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": f"{seed}abcabc",
+        "seed": seed,
+        "temperature": float(seed > 0),
+        "max_tokens": 120,
+        "extra_body": {"ignore_eos": True},
+    }
     with server.client() as client:
-        options = {
-            "model": "tiny",
-            "prompt": f"{seed}abcabc",
-            "seed": seed,
-            "temperature": float(seed > 0),
-            "max_tokens": 120,
-            "extra_body": {"ignore_eos": True},
-        }
         if not stream:
-            return client.completions.create(**options).choices[0].text
+            text: str = client.completions.create(stream=False, **options).choices[0].text
+            return text
         return "".join(chunk.choices[0].text for chunk in client.completions.create(stream=True, **options))
 
 

@@ -13,6 +13,7 @@ from deployments.verifier import EngineHost, Mailbox
 from tests.deployments.fakes import IDLE, until, usage
 from verifier.errors import BadRequest, DraftreeError
 from verifier.sampling import SamplingParams
+from workers.inbox import EngineDead
 from workers.sequence import Listener, Progress, Request
 from workers.stats import Counters, EngineStats
 
@@ -121,6 +122,30 @@ async def test_a_refused_request_is_raised_and_not_aborted() -> None:
     with pytest.raises(BadRequest):
         await anext(EngineHost(engine, STALL_S).generate(replace(REQUEST, max_tokens=0)))
     assert engine.aborted == []
+
+
+async def test_a_request_that_waits_hears_of_the_steps_that_others_get() -> None:
+    """Or whoever watches could not tell a busy engine from one that is stuck."""
+    engine = ManualEngine()
+    runs = EngineHost(engine, STALL_S, beat_s=0.005).generate(REQUEST)
+    word = asyncio.ensure_future(anext(runs))
+    await until(lambda: bool(engine.listeners))
+    await asyncio.sleep(0.05)
+    assert not word.done(), "no steps, no word"
+    engine.figures = replace(IDLE, running=1, waiting=1, counters=Counters(steps=1))
+    assert await asyncio.wait_for(word, 5) == Progress("r", ())
+    run_on_thread(engine, Progress("r", (1,), "stop", usage(REQUEST)))
+    assert [run.tokens async for run in runs if run.tokens] == [(1,)]
+
+
+async def test_the_end_of_an_engine_is_not_the_requests_fault() -> None:
+    engine = ManualEngine()
+    word = asyncio.ensure_future(anext(EngineHost(engine, STALL_S).generate(REQUEST)))
+    await until(lambda: bool(engine.listeners))
+    engine.dead = "the verifier is broken: RuntimeError: boom"
+    run_on_thread(engine, Progress("r", (), "error", error=engine.dead))
+    with pytest.raises(EngineDead, match="boom"):
+        await asyncio.wait_for(word, 5)
 
 
 def test_a_dead_engine_is_unhealthy() -> None:
