@@ -72,7 +72,8 @@ def test_a_replica_that_has_fallen_silent_is_sent_nothing_new() -> None:
     clock.now = QUIET_S + 1
     assert chosen(fleet, REQUEST) != silent
     placement.heard()
-    assert chosen(fleet, REQUEST, again := Placement()) == silent
+    again = Placement()
+    assert chosen(fleet, REQUEST, again) == silent
     for ended in (placement, again):
         ended.end(REQUEST, ())
     clock.now *= 3
