@@ -177,7 +177,7 @@ class FleetExchange:
         self._choice = choice
 
     async def __call__(self, draft_model: str) -> int:
-        """Lets ``draft_model`` guess from now on; returns how many replicas do.
+        """Lets ``draft_model`` guess from now on; returns how many replicas it does so in.
 
         Raises:
             ApiError: a replica cannot take it up (400; nothing has changed), or no verifier is there to ask (503).
@@ -190,7 +190,8 @@ class FleetExchange:
                 raise ApiError(503, "No replica is there that could take it up; try again.", code="unavailable")
         chosen = Chosen(draft_model, uuid.uuid4().hex)
         await asyncio.to_thread(self._choice.write, chosen)
-        return sum([len(await _ask(fleet, "take_up_draft_model", *chosen)) for fleet in self._fleets])
+        answers = [why for fleet in self._fleets for why in await _ask(fleet, "take_up_draft_model", *chosen)]
+        return answers.count("")
 
 
 async def _ask(fleet: DeploymentHandle[Any], method: str, *arguments: str) -> Sequence[str]:
