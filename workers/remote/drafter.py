@@ -193,7 +193,7 @@ class RemoteDraft:
         if question is None:
             self.figures.stale += 1
             return
-        self._link.heard(in_time=not question.missed)
+        self._link.heard(not question.missed, message.busy)
         self.figures.answered += 1
         self.figures.busy += message.busy
         self.figures.late += question.missed

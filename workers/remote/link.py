@@ -32,6 +32,7 @@ CONNECT_S = 0.02  # between two looks at whether a connection stands
 FIND_S = 0.25  # between two attempts to find a drafter
 REFUSED_S = 10.0  # after one that does not fit
 MOVE_AFTER_S = 3.0  # without a sign of life another drafter is looked for
+CROWDED_S = 10.0  # of nothing but answers of one that has too much to do, and another one is looked for, too
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # between greetings, and after answers that were late; it doubles
 
 
@@ -64,6 +65,7 @@ class Link:
         self._channel: Channel | None = None
         self._find_at = self._hello_at = self._ask_at = clock()
         self._silent_since: float | None = None  # nothing was heard since then, although something was due
+        self._crowded_since: float | None = None
         self._hello_pause, self._late_pause = Pause(), Pause()
 
     @property
@@ -128,9 +130,16 @@ class Link:
             self._suspect()
         return None
 
-    def heard(self, in_time: bool) -> None:
+    def heard(self, in_time: bool, busy: bool) -> None:
         """An answer came."""
         self._silent_since = None
+        if not busy:
+            self._crowded_since = None
+        elif self._crowded_since is None:
+            self._crowded_since = self._clock()
+        elif self._clock() - self._crowded_since > CROWDED_S:
+            self.drop("the drafter has more to do than it can")  # perhaps there are more of them by now
+            return
         if in_time:
             self._late_pause.reset()
 
@@ -146,7 +155,7 @@ class Link:
         self.figures.connected, self.figures.reason = False, why
         if self._channel is not None:
             self._channel.close()
-        self._channel, self._silent_since, self.epoch = None, None, ""
+        self._channel, self._silent_since, self._crowded_since, self.epoch = None, None, None, ""
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.epoch, self.max_positions = welcome.epoch, welcome.max_positions

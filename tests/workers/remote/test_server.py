@@ -496,3 +496,29 @@ def test_a_long_read_does_not_make_the_next_trees_smaller(head: Pair, monkeypatc
     monkeypatch.undo()
     assert head.ask(22) == head.local(22)
     assert head.remote.figures.busy == 0
+
+
+def test_a_crowded_drafter_is_left_for_another(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifiers stayed with it for ever; drafters that were started because it had too much to do had nothing."""
+    monkeypatch.setattr(link, "CROWDED_S", 1.0)
+    other = Wire(head.world.server(64, PAGE_SIZE), head.world.clock)
+    monkeypatch.setattr(head.remote._link, "_finder", other.finder("a"))
+    for number in range(11):
+        head.server.desk.level_s = DEADLINE_S / 2.5
+        assert head.ask(10)
+        assert head.remote.figures.connected == (number < 10)
+        head.world.clock.now += 0.1
+    head.wire = other
+    head.pass_time(1.0)
+    assert head.ask(14) == head.local(14)
+    assert head.remote.figures.welcomes == 2
+    assert head.asked()[0].turns[0].start == 0
+
+
+def test_a_drafter_that_has_much_to_do_at_times_is_kept(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "CROWDED_S", 1.0)
+    for number in range(30):
+        head.server.desk.level_s = DEADLINE_S / 2.5 if number % 5 else 0.0
+        assert head.ask(10)
+        head.world.clock.now += 0.1
+    assert head.remote.figures.welcomes == 1
