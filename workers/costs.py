@@ -60,12 +60,20 @@ class Costs:
     def drafting(self, depth: int, batch: int) -> float:
         """Of trees so deep for so many sequences; 0 before anything was measured.
 
-        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch what the nearest does.
+        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch its part of a larger
+        one, but no less than a smaller one: what is unknown looks worth a try.
         """
-        if not self._drafting or not depth or not batch:
+        if not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
-        by_depth = self._drafting[min(self._drafting, key=lambda known: abs(math.log2(known / size)))]
+        smaller = max((known for known in self._drafting if known <= size), default=size)
+        larger = min((known for known in self._drafting if known >= size), default=size)
+        return max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
+
+    def _measured(self, depth: int, size: int) -> float:
+        by_depth = self._drafting.get(size)
+        if not by_depth:
+            return 0.0
         nearest = min(by_depth, key=lambda known: abs(known - depth))
         return by_depth[nearest] * depth / nearest
 

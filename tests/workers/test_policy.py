@@ -6,7 +6,7 @@ import pytest
 
 from drafter.base import DraftLimits, DraftRequest
 from drafter.scored import ScoredTree
-from tests.workers.worlds import Price, World, compute_bound, memory_bound, staircase
+from tests.workers.worlds import Price, World, by_level, compute_bound, memory_bound, staircase
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.config import EngineConfig
@@ -170,7 +170,7 @@ def make_world(price: Price, p: float, per_level: float, max_draft: int, *, adap
         draft_deadline_s=1e9,
         adaptive=adaptive,
     )
-    world = World(price, p=p, per_level=per_level, config=config)
+    world = World(price, p=p, drafting=by_level(per_level), config=config)
     if adaptive:
         engine = world.engine
         profile(engine.verifier, engine.pages, engine.costs, world.clock)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
-from drafter.base import DraftRequest, InstantDraft
+from drafter.base import DraftRequest, InstantDraft, Ticket
 from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
 from tests.fakes import VOCAB_SIZE, FakeVerifier, ManualClock, plain_decoding
@@ -16,6 +17,7 @@ from workers.engine import Engine
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds
+DraftPrice = Callable[[int, int], float]  # depth and batch to seconds
 
 
 def staircase(rows: int) -> float:
@@ -33,21 +35,33 @@ def compute_bound(rows: int) -> float:
     return 0.001 + 0.004 * rows
 
 
+def by_level(seconds: float) -> DraftPrice:
+    """All sequences' levels together, as if their number did not matter."""
+    return lambda depth, batch: seconds * depth
+
+
+def by_guess(seconds: float) -> DraftPrice:
+    """In proportion to depth and batch."""
+    return lambda depth, batch: seconds * depth * batch
+
+
 class ScriptedDraft(InstantDraft):
-    """Knows the truth and tells it with probability ``p``, at a price for each level; says what it thinks of itself.
+    """Knows the truth and tells it with probability ``p``, at a price; says what it thinks of itself.
 
     Attributes:
         p: chance of each guess, may be changed at any time.
     """
 
-    def __init__(self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, per_level: float):
+    def __init__(
+        self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, price: DraftPrice
+    ) -> None:
         super().__init__()
         self._truth, self._clock = truth, clock
-        self.p, self._per_level = p, per_level
+        self.p, self._price = p, price
 
-    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
-        self._clock.now += self._per_level * max((request.limits.max_draft for request in batch), default=0)
-        return super().propose_all(batch)
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        self._clock.now += self._seconds(batch)
+        return super().start(batch)
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         builder = TreeBuilder(request.ids[-1], request.limits)
@@ -60,17 +74,53 @@ class ScriptedDraft(InstantDraft):
             node = child
         return builder.build()
 
+    def _seconds(self, batch: Sequence[DraftRequest]) -> float:
+        return self._price(max((request.limits.max_draft for request in batch), default=0), len(batch))
+
+
+class ScriptedElsewhere(ScriptedDraft):
+    """Works while others do, on one question after the other."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self._free_at = 0.0
+        self._due: dict[Ticket, float] = {}
+
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        self._free_at = max(self._free_at, self._clock.now) + self._seconds(batch)
+        ticket = InstantDraft.start(self, batch)
+        self._due[ticket] = self._free_at
+        return ticket
+
+    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
+        trees, due, ends = super().collect(ticket, deadline_s), self._due.pop(ticket), self._clock.now + deadline_s
+        self._clock.now = max(self._clock.now, min(due, ends))
+        return trees if due <= ends else {}
+
 
 class World:
-    """An engine on a fake verifier, and a clock that its passes and drafts move on."""
+    """An engine on a fake verifier, and a clock that its passes and drafts move on.
 
-    def __init__(self, price: Price, *, p: float, per_level: float, config: EngineConfig) -> None:
+    Args:
+        drafting: what drafts cost.
+        draft_type: who guesses.
+    """
+
+    def __init__(
+        self,
+        price: Price,
+        *,
+        p: float,
+        drafting: DraftPrice,
+        config: EngineConfig,
+        draft_type: type[ScriptedDraft] = ScriptedDraft,
+    ) -> None:
         self.clock = ManualClock()
         self.price = price
         verifier = FakeVerifier(config.num_pages, config.page_size, max_rows=config.max_rows)
         verifier.on_forward = self._pass_time
         self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.drafter = ScriptedDraft(self._truth, self.clock, p, per_level)
+        self.drafter = draft_type(self._truth, self.clock, p, drafting)
         self.engine = Engine(verifier, self.drafter, config, self.clock)
 
     def requests(self, count: int, max_tokens: int) -> list[Request]:
