@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-remote clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -48,6 +48,9 @@ bench: $(INSTALLED)  ## the figures of the README: a table and one line of JSON;
 
 bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, a picture, one line of JSON
 	$(BIN)/python -m workers.measuring.bench_methods $(ARGS)
+
+bench-remote: $(INSTALLED)  ## the draft network here and in a process of its own: a table and one line of JSON
+	$(BIN)/python -m workers.measuring.bench_remote $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -20,10 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Send
 
 from deployments.errors import ApiError, api_error
+from deployments.keys import ApiKey, KeyGuard, KeyRing, key_of
 from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, Stopwatch
 from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event
 from deployments.router import Generation, Piece, Router, Verifier
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.stats import EngineStats
 from workers.text import Text
@@ -41,6 +44,8 @@ class Service:
     router: Router
     verifier: Verifier
     text: Text
+    draft: DraftLimits  # what the service allows
+    keys: KeyRing = field(default_factory=lambda: KeyRing({}))
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time, s
 
@@ -60,6 +65,7 @@ class Service:
 def create_app(service: Service) -> FastAPI:
     """The application: OpenAI's routes, health and metrics."""
     app = FastAPI(title="Draftree", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(KeyGuard, ring=service.keys)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(HTTPException, _error_response)
 
@@ -75,12 +81,12 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await request.body()
-        return await _counted(service, "chat", lambda watch: _chat(service, body, watch))
+        return await _counted(service, "chat", partial(_chat, service, key_of(request), body))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.body()
-        return await _counted(service, "completions", lambda watch: _completion(service, body, watch))
+        return await _counted(service, "completions", partial(_completion, service, key_of(request), body))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -125,26 +131,33 @@ async def _counted(service: Service, endpoint: str, work: Callable[[Stopwatch], 
     return response
 
 
-async def _chat(service: Service, raw: bytes, watch: Stopwatch) -> Response:
+async def _chat(service: Service, key: ApiKey, raw: bytes, watch: Stopwatch) -> Response:
     body = parse(ChatRequest, raw)
     service.check_model(body.model)
     ids = service.text.chat_ids([message.for_template() for message in body.messages])
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    generation = _generation(body, ids, "messages", field, body.max_completion_tokens or body.max_tokens)
+    budget = body.max_completion_tokens or body.max_tokens
+    generation = _generation(service, key, body, ids, "messages", field, budget)
     return await _respond(service, body, generation, ChatAnswer(service.model, body.include_usage), watch)
 
 
-async def _completion(service: Service, raw: bytes, watch: Stopwatch) -> Response:
+async def _completion(service: Service, key: ApiKey, raw: bytes, watch: Stopwatch) -> Response:
     body = parse(CompletionRequest, raw)
     service.check_model(body.model)
     ids = service.text.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    generation = _generation(body, ids, "prompt", "max_tokens", budget)
+    generation = _generation(service, key, body, ids, "prompt", "max_tokens", budget)
     return await _respond(service, body, generation, CompletionAnswer(service.model, body.include_usage), watch)
 
 
 def _generation(
-    body: GenerationRequest, ids: Sequence[int], prompt_field: str, budget_field: str, max_tokens: int | None
+    service: Service,
+    key: ApiKey,
+    body: GenerationRequest,
+    ids: Sequence[int],
+    prompt_field: str,
+    budget_field: str,
+    max_tokens: int | None,
 ) -> Generation:
     return Generation(
         prompt_ids=tuple(ids),
@@ -157,6 +170,8 @@ def _generation(
         ignore_eos=body.ignore_eos,
         sampling=SamplingParams(body.temperature, body.top_k, body.top_p, body.min_p, seed=body.seed or 0),
         has_seed=body.seed is not None,
+        draft=body.speculation.within(service.draft),
+        salt=key.salt,
     )
 
 

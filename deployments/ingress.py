@@ -5,23 +5,33 @@ Importing this is light: the HTTP application comes with OpenAI's types and is l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import served_model
+from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.settings import Settings
 from workers.sequence import Progress, Request
-from workers.stats import EngineStats
+from workers.stats import Counters, EngineStats
+
+ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
 
 class VerifierHandle:
-    """A `deployments.router.Verifier` that lives in another process."""
+    """A `deployments.router.Verifier` that lives in another process.
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    Args:
+        may_sleep: whether having no replica is as it should be. Asking for figures then wakes none.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], *, may_sleep: bool = False) -> None:
+        self._handle, self._may_sleep = handle, may_sleep
         # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
         # instead of through Ray's object store; and plain pickle is enough for them.
         direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
@@ -37,15 +47,24 @@ class VerifierHandle:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
     async def stats(self) -> EngineStats:
+        if self._may_sleep and await asyncio.to_thread(is_asleep, self._handle.app_name, self._handle.deployment_name):
+            return ASLEEP
         return cast(EngineStats, await self._stats.remote())
+
+
+def is_asleep(application: str, deployment: str) -> bool:
+    """Whether a deployment has no replica, and nothing is wrong with that."""
+    found = serve.status().applications[application].deployments[deployment]
+    runs = any(count for state, count in found.replica_states.items() if state == "RUNNING")
+    return not runs and found.status not in ("UNHEALTHY", "DEPLOY_FAILED")
 
 
 class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._model = served_model(settings)
-        self._verifier = VerifierHandle(verifier)
+        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
+        self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         from deployments.api import Service, create_app
@@ -53,4 +72,5 @@ class Ingress:
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         router = Router(self._verifier, model.text, limits)
-        return create_app(Service(model.name, router, self._verifier, model.text))
+        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys)
+        return create_app(service)

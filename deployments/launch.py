@@ -25,6 +25,7 @@ from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
 from deployments.build import app
+from deployments.checks import served_model
 from deployments.settings import RefusedSettings, Settings
 from drafter.command_line import OneLineParser
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClickException as error:
         error.show()
         return error.exit_code
-    return serve_until_interrupted(application, options.host, options.port)
+    return serve_until_interrupted(application, settings, options.host, options.port)
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -83,7 +84,7 @@ def check_port(host: str, port: int) -> None:
             raise RefusedSettings(f"Cannot listen on {host} port {port}: {error.strerror}.") from None
 
 
-def serve_until_interrupted(application: Application, host: str, port: int) -> int:
+def serve_until_interrupted(application: Application, settings: Settings, host: str, port: int) -> int:
     """Starts Ray and Serve, deploys, waits, and stops all of it again."""
     import ray
     from ray import serve
@@ -98,7 +99,7 @@ def serve_until_interrupted(application: Application, host: str, port: int) -> i
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         serve.run(application, route_prefix="/", logging_config=QUIET)
-        announce(host, port)
+        announce(settings, host, port)
         while True:
             signal.pause()
     except KeyboardInterrupt:
@@ -113,31 +114,33 @@ def serve_until_interrupted(application: Application, host: str, port: int) -> i
     return code
 
 
-def announce(host: str, port: int) -> None:
+def announce(settings: Settings, host: str, port: int) -> None:
     """Waits for the first answer over HTTP, then prints how to get more."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     address = f"http://{shown}:{port}"
-    name = served_name(address)
+    wait_until_answered(address)
+    name = served_model(settings).name
     messages = [{"role": "user", "content": QUESTION}]
     body = json.dumps({"model": name, "messages": messages, "temperature": 0, "max_tokens": 64})
+    headers = "-H 'Content-Type: application/json'"
+    if settings.api_keys:
+        headers += ' -H "Authorization: Bearer $API_KEY"'
     print(f"\nReady: {name} on {address}/v1 (Ctrl-C stops it). For example:\n")
-    print(
-        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n", flush=True
-    )
+    print(f"  curl {address}/v1/chat/completions {headers} -d {shlex.quote(body)}\n", flush=True)
 
 
-def served_name(address: str) -> str:
-    """The name of the model that answers at ``address``.
+def wait_until_answered(address: str) -> None:
+    """Returns once the service at ``address`` says that it is well.
 
     Raises:
-        RuntimeError: nothing answered in time.
+        RuntimeError: it did not in time.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot see this machine's loopback
     deadline = time.monotonic() + READY_S
     while True:
         try:
-            with direct.open(f"{address}/v1/models", timeout=READY_S) as response:
-                return str(json.load(response)["data"][0]["id"])
+            with direct.open(f"{address}/health", timeout=READY_S):
+                return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"The service was started but does not answer at {address}: {error}.") from error

@@ -157,5 +157,6 @@ class _EngineCollector:
             ("sent_bytes", "Sent to drafters.", remote.bytes_sent),
             ("received_bytes", "Received from drafters.", remote.bytes_received),
             ("waited_seconds", "From questions to their answers.", remote.waited_s),
+            ("drafted_seconds", "Of these, what the drafters took.", remote.drafted_s),
         ):
             yield CounterMetricFamily(f"draftree_remote_{name}", text, value=value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from dataclasses import asdict
 from typing import Literal, Protocol, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
@@ -21,19 +22,57 @@ from pydantic import BaseModel
 
 from deployments.errors import ApiError
 from deployments.router import Usage
+from drafter.base import DraftLimits
 
 DONE = b"data: [DONE]\n\n"
 _HOLE = "\x00"  # stands for a chunk's text in its template; JSON writes it as six characters that nothing else makes
 Finish = Literal["stop", "length"]
 
 
+class SpeculationDetails(BaseModel):
+    """How guessing went for one request. OpenAI's accepted_prediction_tokens and rejected_prediction_tokens are another
+    matter: they count a text that the client predicted, and are billed.
+    """
+
+    max_draft: int  # the limits that were in force
+    draft_top_k: int
+    max_nodes: int
+    steps: int  # in which a tree was read, those without guesses included
+    drafted_tokens: int  # guesses in these trees, all branches
+    accepted_tokens: int  # guesses that became output
+    mean_acceptance_length: float | None  # tokens for each step, the bonus token included; null without a step
+    acceptance_by_position: list[float]  # of the walks that came to guesses at a depth, the share that went on
+
+
+class ServedUsage(CompletionUsage):
+    """OpenAI's shape, and what guessing had to do with it."""
+
+    speculation: SpeculationDetails | None = None
+
+
 def completion_usage(usage: Usage) -> CompletionUsage:
-    """OpenAI's shape."""
-    return CompletionUsage(
+    answer = ServedUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+    )
+    if usage.limits is not None:
+        answer.speculation = _speculation(usage, usage.limits)
+    return answer
+
+
+def _speculation(usage: Usage, limits: DraftLimits) -> SpeculationDetails:
+    done = usage.speculation
+    length = done.mean_acceptance_length
+    return SpeculationDetails(
+        **asdict(limits),
+        steps=done.steps,
+        drafted_tokens=done.drafted_tokens,
+        # A stop string may end the text in the middle of a step's run, whose guesses are all counted.
+        accepted_tokens=min(done.accepted_tokens, usage.completion_tokens),
+        mean_acceptance_length=None if length is None else round(length, 3),
+        acceptance_by_position=[round(share, 3) for share in done.acceptance_where_tried],
     )
 
 
@@ -46,7 +85,8 @@ def error_event(error: ApiError) -> bytes:
 
 
 def _json(answer: BaseModel) -> bytes:
-    return answer.model_dump_json(exclude_unset=True).encode()
+    # As any: OpenAI's types hold parts of ours, which say more than theirs.
+    return answer.model_dump_json(exclude_unset=True, serialize_as_any=True).encode()
 
 
 class Answer(Protocol):

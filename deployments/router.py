@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from deployments.errors import ApiError, refused
+from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.sequence import Progress, Request
-from workers.stats import EngineStats
+from workers.stats import EngineStats, Speculation
 from workers.text import Detokenizer, StopStrings, Text
 
 log = logging.getLogger("ray.serve")
@@ -62,12 +63,16 @@ class Generation:
     ignore_eos: bool
     sampling: SamplingParams
     has_seed: bool  # without one, the router draws one at admission
+    draft: DraftLimits | None = None  # None: the engine's
+    salt: bytes = b""  # requests share cached prefixes with equal salts only
 
 
 class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    speculation: Speculation = Speculation()
+    limits: DraftLimits | None = None  # of draft trees, that were in force; None: the engine's
 
 
 class Piece(NamedTuple):
@@ -104,7 +109,8 @@ class Router:
                         yield Piece(piece)
                     continue
                 assert run.usage is not None, "an engine says with each run what was used"
-                yield Piece(piece, finish, Usage(len(request.prompt_ids), text.num_tokens, run.usage.cached_tokens))
+                num_prompt, cached = len(request.prompt_ids), run.usage.cached_tokens
+                yield Piece(piece, finish, Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits))
                 return
         raise ApiError(500, "The model left this request unfinished.", code="failed")
 
@@ -126,6 +132,8 @@ class Router:
             sampling=sampling,
             max_tokens=self._budget(generation),
             stop_ids=eos | frozenset(generation.stop_token_ids),
+            limits=generation.draft,
+            salt=generation.salt,
         )
 
     def _check_ids(self, generation: Generation) -> None:

@@ -8,12 +8,14 @@ those that OpenAI knows and this server does not honour, which are taken only wi
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from deployments.errors import ApiError, refused, unsupported
+from drafter.base import DraftLimits
 
 MAX_STOPS = 4
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
@@ -145,8 +147,31 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
+class SpeculationLimits(_Strict):
+    """A request's own limits of its draft trees; 0 for depth or nodes is plain decoding."""
+
+    max_draft: int | None = None
+    draft_top_k: int | None = None
+    max_nodes: int | None = None
+
+    def within(self, allowed: DraftLimits) -> DraftLimits:
+        """
+        Raises:
+            ApiError: 400, when a limit is above what is ``allowed``, or is no limit at all.
+        """
+        wanted = self.model_dump(exclude_none=True)
+        for name, value in wanted.items():
+            least, most = int(name == "draft_top_k"), getattr(allowed, name)
+            if not least <= value <= most:
+                why = f"{least} to {most}: a request may only lower what the service allows"
+                raise refused(f"speculation.{name}", f"'speculation.{name}' is {value}, but must be {why}.")
+        return replace(allowed, **wanted)
+
+
 class GenerationRequest(_Strict):
-    """What both endpoints share. top_k, min_p, ignore_eos and stop_token_ids are vLLM's additions, with its meaning."""
+    """What both endpoints share. top_k, min_p, ignore_eos and stop_token_ids are vLLM's additions, with its meaning;
+    speculation is ours.
+    """
 
     model: str
     stream: bool = False
@@ -160,6 +185,7 @@ class GenerationRequest(_Strict):
     top_k: int = Field(0, ge=-1)
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    speculation: SpeculationLimits = SpeculationLimits()
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None

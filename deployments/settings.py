@@ -50,6 +50,9 @@ class Settings(BaseModel):
     """Folder, GGUF file or hub id; "": the embedded default model."""
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
+    api_keys: Word = ""
+    """File of API keys (see deployments/keys.py), readable wherever an ingress may run; "": anybody
+    may ask."""
     draft_model: Word = SPEC.draft_model
     """Who guesses: none (plain decoding), ngram, eagle3 (the head that comes along), or the folder of a draft network;
     several joined by +; auto: ngram, and eagle3 where a head for the model comes along."""
@@ -78,7 +81,9 @@ class Settings(BaseModel):
     drafter_placement: Literal["local", "remote"] = "local"
     """Where a draft network runs: local (in the verifier) or remote (in a deployment of its own); ngram never moves."""
     drafter_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Remote: how many drafters."""
+    """Remote: how many drafters, at least."""
+    drafter_max_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Remote: how many at most, by their load; 0: never more than at least."""
     drafter_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
     """Remote: GPUs that each of them reserves, or a part of one."""
     page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
@@ -99,6 +104,18 @@ class Settings(BaseModel):
     """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
     tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
     """Ranks that share the model, each in a process of its own."""
+    verifier_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
+    """GPUs that each rank reserves, or a part of one; it computes on the CPU all the same, until there are kernels."""
+    verifier_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    """How many verifiers, at least; 0: none while nobody asks, so that the first request waits for one to load."""
+    verifier_max_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """How many at most, by their load; 0: never more than at least, but one."""
+    upscale_delay_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """For how long more replicas must be wanted before they are started."""
+    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """For how long fewer must be wanted before some are stopped."""
+    node_roles: bool = False
+    """Whether verifiers and drafters keep to nodes with the label role=verifier or role=drafter (cluster.yaml)."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
     """Threads of the verifier, all ranks together; 0: one for each physical core."""
 

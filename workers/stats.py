@@ -152,6 +152,7 @@ class RemoteFigures:
     bytes_sent: int = 0
     bytes_received: int = 0
     waited_s: float = 0.0  # from question to answer, altogether
+    drafted_s: float = 0.0  # of that, what drafters took from the question's arrival to the answer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,18 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.api import create_app
-from tests.deployments.fakes import MAX_MODEL_LEN, MODEL, TEXT, ScriptedVerifier, busy_stats, says, service, until
+from drafter.base import DraftLimits
+from tests.deployments.fakes import (
+    DRAFT,
+    MAX_MODEL_LEN,
+    MODEL,
+    TEXT,
+    ScriptedVerifier,
+    busy_stats,
+    says,
+    service,
+    until,
+)
 from verifier.errors import DraftreeError
 from workers.sequence import Progress, Request
 
@@ -56,6 +67,16 @@ async def test_a_chat_is_answered() -> None:
         "completion_tokens": 12,
         "total_tokens": len(prompt) + 12,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "speculation": {
+            "max_draft": 5,
+            "draft_top_k": 2,
+            "max_nodes": 8,
+            "steps": 6,
+            "drafted_tokens": 12,
+            "accepted_tokens": 6,
+            "mean_acceptance_length": 2.0,
+            "acceptance_by_position": [1.0, 0.0],
+        },
     }
 
 
@@ -123,6 +144,40 @@ async def test_sampling_reaches_the_engine() -> None:
     assert sampling.seed == -3
 
 
+@pytest.mark.parametrize(
+    ("wanted", "limits"),
+    [
+        ({}, DRAFT),
+        (None, DRAFT),
+        ({"max_draft": 2}, DraftLimits(2, 2, 8)),
+        ({"max_draft": 5, "draft_top_k": 1, "max_nodes": 3}, DraftLimits(5, 1, 3)),
+        ({"max_draft": 0}, DraftLimits(0, 2, 8)),
+        ({"max_nodes": 0}, DraftLimits(5, 2, 0)),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_requests_may_guess_less_than_the_service(path: str, wanted: object, limits: DraftLimits) -> None:
+    verifier = ScriptedVerifier()
+    body = (CHAT if "chat" in path else COMPLETION) | {"speculation": wanted}
+    used = (await post(path, body, verifier)).json()["usage"]["speculation"]
+    assert verifier.requests[0].limits == limits
+    assert DraftLimits(used["max_draft"], used["draft_top_k"], used["max_nodes"]) == limits
+
+
+async def test_guesses_beyond_a_stop_string_are_not_more_than_the_text() -> None:
+    """One server's count of accepted guesses exceeded the count of the tokens that they were a part of."""
+    answer = await post("/v1/completions", COMPLETION | {"stop": "a"}, ScriptedVerifier(says("abcdefgh")))
+    usage = answer.json()["usage"]
+    assert usage["completion_tokens"] == 1
+    assert usage["speculation"]["accepted_tokens"] == 1
+
+
+async def test_an_answer_of_one_token_has_no_acceptance_length() -> None:
+    answer = await post("/v1/completions", COMPLETION | {"max_tokens": 1})
+    spoken = answer.json()["usage"]["speculation"]
+    assert (spoken["steps"], spoken["mean_acceptance_length"], spoken["acceptance_by_position"]) == (0, None, [])
+
+
 async def test_prompts_as_ids() -> None:
     verifier = ScriptedVerifier()
     await post("/v1/completions", COMPLETION | {"prompt": [1, 2, 3]}, verifier)
@@ -149,6 +204,14 @@ async def test_prompts_as_ids() -> None:
         ("POST", "/v1/chat/completions", CHAT | {"max_completion_tokens": 2048}, 400, "max_completion_tokens", LONG),
         ("POST", "/v1/completions", {"model": MODEL, "prompt": "x" * 3000}, 400, "prompt", LONG),
         ("POST", "/v1/completions", {"model": MODEL, "prompt": [99999]}, 400, "prompt", "invalid_value"),
+        (
+            "POST",
+            "/v1/completions",
+            COMPLETION | {"speculation": {"max_draft": 6}},
+            400,
+            "speculation.max_draft",
+            "invalid_value",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -54,6 +54,22 @@ async def test_a_stream_equals_the_whole() -> None:
     assert chunks[-1].usage.completion_tokens == 13
 
 
+async def test_what_guessing_was_comes_as_an_extra_of_usage() -> None:
+    """Whole and streamed, and without being in the way of the client's types."""
+    async with served(ScriptedVerifier()) as client:
+        extra = {"speculation": {"max_draft": 1}}
+        whole = await client.chat.completions.create(model=MODEL, messages=HI, extra_body=extra)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=HI, stream=True, stream_options={"include_usage": True}, extra_body=extra
+        )
+        *_, last = [chunk async for chunk in stream]
+    for usage in (whole.usage, last.usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is None, "OpenAI counts something else there"
+        spoken = usage.model_dump()["speculation"]
+        assert (spoken["max_draft"], spoken["mean_acceptance_length"]) == (1, 2.0)
+
+
 async def test_the_next_turn_takes_the_last_answer_as_it_was_dumped() -> None:
     """An answer's message goes back in with all its nulls and extras; servers have refused that."""
     async with served(ScriptedVerifier()) as client:

@@ -11,6 +11,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from deployments.errors import ApiError
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from drafter.base import DraftLimits
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
@@ -229,6 +230,43 @@ def test_stream_options() -> None:
     assert refusal(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}).param == "stream_options"
     body = CHAT | {"stream": True, "stream_options": {"include_obfuscation": True}}
     assert refusal(ChatRequest, body).param == "stream_options.include_obfuscation"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("max_draft", 6, "is 6, but must be 0 to 5"),
+        ("max_draft", -1, "is -1, but must be 0 to 5"),
+        ("max_draft", 2**70, "must be 0 to 5"),
+        ("draft_top_k", 0, "is 0, but must be 1 to 2"),
+        ("draft_top_k", 3, "is 3, but must be 1 to 2"),
+        ("max_nodes", 9, "is 9, but must be 0 to 8"),
+    ],
+)
+def test_limits_above_the_services_are_refused_in_full(field: str, value: int, words: str) -> None:
+    wanted = completion(speculation={field: value}).speculation
+    with pytest.raises(ApiError, match=words) as caught:
+        wanted.within(DraftLimits(5, 2, 8))
+    assert (caught.value.status, caught.value.param) == (400, f"speculation.{field}")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "param"),
+    [
+        (False, "speculation"),
+        ("off", "speculation"),
+        ([], "speculation"),
+        ({"max_draft": "2"}, "speculation.max_draft"),
+        ({"max_draft": True}, "speculation.max_draft"),
+        ({"max_draft": 2.0}, "speculation.max_draft"),
+        ({"max_drafts": 2}, "speculation.max_drafts"),
+        ({"max_draft": {"SECRET": 1}}, "speculation.max_draft"),
+    ],
+)
+def test_speculation_is_an_object_of_whole_numbers(speculation: object, param: str) -> None:
+    error = refusal(CompletionRequest, COMPLETION | {"speculation": speculation})
+    assert error.param == param
+    assert "SECRET" not in error.message
 
 
 def test_two_budgets_are_one_too_many() -> None:

@@ -81,6 +81,7 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
     ("args", "words"),
     [
         ({"model": "/nowhere/model"}, ("/nowhere/model",)),
+        ({"api_keys": "/nowhere/keys.toml"}, ("api_keys", "/nowhere/keys.toml", "can be read")),
         ({"draft_model": "eagle9"}, ("draft_model", "'eagle9'", "auto, none, ngram, eagle3")),
         ({"draft_growth": "wild"}, ("draft_growth", "'wild'", "dynamic, static")),
         ({"draft_threshold": "1.5"}, ("draft_threshold", "1.5", "below 1")),

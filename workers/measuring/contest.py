@@ -106,8 +106,10 @@ def in_turn(contestants: Mapping[str, Contestant], prompts: Sequence[Sequence[in
     return scores
 
 
-def load_verifier(path: Path, asked: Sequence[Asked], max_tokens: int, plans: Sequence[DraftPlan]) -> Verifier:
-    """The model, with pages for the longest of the prompts and its answer.
+def load_verifier(
+    path: Path, asked: Sequence[Asked], max_tokens: int, plans: Sequence[DraftPlan], at_a_time: int = 1
+) -> Verifier:
+    """The model, with pages for the longest of the prompts and its answer, or so many of them.
 
     Raises:
         DraftreeError: they are longer than the model's positions, or it does not fit into memory beside the drafters.
@@ -117,7 +119,7 @@ def load_verifier(path: Path, asked: Sequence[Asked], max_tokens: int, plans: Se
     if longest > model.max_positions:
         allowed = f"at most {model.max_positions - longest + max_tokens}, which are left after the longest prompt"
         raise BadSetting("max_tokens", max_tokens, allowed)
-    num_pages = math.ceil((longest + TREE_SLOTS) / PAGE_SIZE)
+    num_pages = at_a_time * math.ceil((longest + TREE_SLOTS) / PAGE_SIZE)
     for plan in plans:
         check_memory(model, EngineConfig(num_pages, PAGE_SIZE), plan, available_memory())
     return Verifier.load(path, num_pages=num_pages, page_size=PAGE_SIZE)

@@ -22,6 +22,7 @@ from workers.config import Acceptance
 
 DEFAULTS = DraftOptions()
 SIXTEEN = DraftLimits(max_draft=6, draft_top_k=4, max_nodes=16)
+SHALLOW = DraftLimits(max_draft=3, draft_top_k=2, max_nodes=5)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ METHODS = (
         DraftOptions(threshold=0.3, decay=0.9),
         trained_as="eagle",
     ),
-    Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
+    Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS, SHALLOW), trained_as="eagle3"),
+    Method("EAGLE-3, adaptive", ("eagle3",), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
     Method("EAGLE-3, noise ranking", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=True), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram", ("eagle3", "ngram"), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (SIXTEEN,), adaptive=True, trained_as="eagle3"),

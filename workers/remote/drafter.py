@@ -198,6 +198,7 @@ class RemoteDraft:
         self.figures.busy += message.busy
         self.figures.late += question.missed
         self.figures.waited_s += self._clock() - question.asked_at
+        self.figures.drafted_s += message.spent_s
         question.trees = {}
         for part in message.parts:
             self._hear_part(message.number, question, part)

@@ -29,14 +29,15 @@ from verifier.tree import TokenTree
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 2**26
 MAX_TURNS = 4096  # sequences in one message
 MAX_NODES = 1024
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(ge=0, le=3600)]
+LONGEST_S = 3600.0
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 FeatureType = Literal["fp16", "fp32"]
 BYTES = {"fp16": 2, "fp32": 4}
 
@@ -233,6 +234,7 @@ class Answer(Struct, frozen=True, tag="answer", array_like=True, forbid_unknown_
     epoch: str
     parts: Annotated[list[Part], Meta(max_length=MAX_TURNS)]
     busy: bool = False  # the drafter has more to do than it can: trees are smaller than wished, or missing
+    spent_s: Seconds = 0.0  # from the question's arrival to this answer
 
 
 ToDrafter = Hello | Ask | Close
