@@ -7,6 +7,7 @@ command line's arguments. Hence no ``from __future__ import annotations``.
 import os
 import sys
 
+import ray
 from ray import serve
 from ray.serve import Application
 
@@ -48,7 +49,8 @@ def app(args: Settings) -> Application:
     try:
         model = served_model(args, report=_say)
         KeyRing.load(args.api_keys)
-        check_memory(model.config, model.engine, model.drafter, available_memory())
+        if runs_here():  # elsewhere each replica looks at its own machine
+            check_memory(model.config, model.engine, model.drafter, available_memory())
         verifiers = verifier_options(args, ONE_LOOP | _openmp(args))
         drafters = _drafters(args, model.config)
     except DraftreeError as error:
@@ -81,6 +83,17 @@ def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
         **drafter_options(args, ONE_LOOP | {"OMP_NUM_THREADS": "1"}),
     )(DrafterReplica)
     return [drafter.bind(args)]
+
+
+def runs_here() -> bool:
+    """Whether replicas can only come to this machine: there is no Ray yet, or one of a single node that takes any.
+
+    A fleet's head builds the application and has neither the memory for a model nor a CPU for a replica.
+    """
+    if not ray.is_initialized():
+        return True
+    nodes, resources = ray.nodes(), ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return len(nodes) == 1 and resources.get("CPU", 0) > 0
 
 
 def _openmp(settings: Settings) -> dict[str, str]:

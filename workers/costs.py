@@ -1,7 +1,7 @@
 """What a step costs, in seconds, as measured on this machine at this load.
 
-Two prices: of a forward pass by its rows and the keys that they attend to, and of drafting by depth and batch. Knows
-counts and seconds. Knows no trees, no tokens and no clock.
+Three prices: of a forward pass by its rows and the keys that they attend to, of drafting by depth and batch, and of the
+text that has to be read for it. Knows counts and seconds. Knows no trees, no tokens and no clock.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
+LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
 
 
@@ -31,7 +32,9 @@ class Costs:
         self._by_rows: dict[int, float] = {}  # by padded rows, without keys, at load 1
         self._per_key = 0.0
         self._load = 1.0
-        self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth
+        self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
+        self._drafting_load = 1.0
+        self._per_unread = 0.0
 
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
@@ -46,7 +49,7 @@ class Costs:
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         count = self.padded(rows)
         if count not in self._by_rows:
-            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1)
+            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1, LEAST)
             return
         surprise = _surprise(seconds, self.verifying(rows, keys))
         self._by_rows[count] *= math.exp(LEARNING_RATE * surprise)
@@ -61,30 +64,48 @@ class Costs:
         """Of trees so deep for so many sequences; 0 before anything was measured.
 
         An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch its part of a larger
-        one, but no less than a smaller one: what is unknown looks worth a try.
+        one, but no less than a smaller one: what is unknown looks worth a try. And no depth costs more than a deeper
+        one, or than its levels in proportion to a shallower one: or else one that was slow by chance when it was first
+        measured would never be measured again.
         """
         if not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
         smaller = max((known for known in self._drafting if known <= size), default=size)
         larger = min((known for known in self._drafting if known >= size), default=size)
-        return max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
+        return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
+
+    def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
+        """Here too, what all depths and batches have become dearer by is kept apart."""
+        by_depth = self._drafting.setdefault(_power_of_two(batch), {})
+        if depth not in by_depth:
+            by_depth[depth] = max(seconds, LEAST) / self._drafting_load
+            return
+        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * by_depth[depth]))
+        by_depth[depth] *= change
+        self._drafting_load *= change
 
     def _measured(self, depth: int, size: int) -> float:
         by_depth = self._drafting.get(size)
         if not by_depth:
             return 0.0
         nearest = min(by_depth, key=lambda known: abs(known - depth))
-        return by_depth[nearest] * depth / nearest
+        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
+        return min(by_depth[nearest] * depth / nearest, *bounds)
 
-    def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
-        by_depth = self._drafting.setdefault(_power_of_two(batch), {})
-        known = by_depth.get(depth)
-        by_depth[depth] = seconds if not known else known * math.exp(LEARNING_RATE * _surprise(seconds, known))
+    def reading(self, tokens: float) -> float:
+        """Of so much text that a drafter has not seen yet; 0 before it was measured."""
+        return self._per_unread * tokens
+
+    def observe_reading(self, tokens: int, seconds: float) -> None:
+        if self._per_unread:
+            self._per_unread *= math.exp(LEARNING_RATE * _surprise(seconds, self.reading(tokens)))
+        else:
+            self._per_unread = max(seconds, LEAST) / tokens
 
 
 def _surprise(seconds: float, estimate: float) -> float:
-    ratio = math.log(max(seconds, 1e-9) / max(estimate, 1e-9))
+    ratio = math.log(max(seconds, LEAST) / max(estimate, LEAST))
     return min(MAX_SURPRISE, max(-MAX_SURPRISE, ratio))
 
 

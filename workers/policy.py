@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from drafter.base import DraftRequest
+from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
@@ -20,7 +20,12 @@ from workers.lanes import LaneChoice
 PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
 MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
-MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 8, 512  # steps
+MIN_PROBE_INTERVAL = 8  # steps, for each sequence
+MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
+LENGTH = 100.0  # tokens of an answer, before any has ended
+SLOWLY = 0.1  # of an expectation towards what came last
+LEAST_ANSWERED = 0.01
+NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
 class Load(NamedTuple):
@@ -145,7 +150,25 @@ class _Known:
     """About one sequence."""
 
     hazards: Hazards
+    prompt: int = 0  # tokens that were there when it began to decode
+    length: int = 0  # tokens that are there now
+    read: int = 0  # of these, how many its drafters have seen
+    reading: int = 0  # of these, how many they saw when it drafted last
     idle: int = 0  # steps since it drafted
+
+    @property
+    def unread(self) -> int:
+        return self.length - self.read
+
+    def see(self, length: int) -> None:
+        """A step has come in which it may draft."""
+        self.prompt, self.length, self.idle = self.prompt or length, length, self.idle + 1
+
+    def read_on(self, most: int) -> int:
+        """It drafts. Returns how many tokens its drafters read first."""
+        self.reading = min(self.unread, most)
+        self.read, self.idle = self.read + self.reading, 0
+        return self.reading
 
 
 @dataclass(frozen=True)
@@ -175,7 +198,11 @@ class AdaptivePolicy:
         self._choice = LaneChoice(max_lanes)
         self._all = Hazards()
         self._known: dict[int, _Known] = {}
+        self._length = LENGTH  # tokens of an answer to expect
+        self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
+        self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
+        self._asked = 0  # sequences about which an answer was to be had
 
     @property
     def lanes(self) -> int:
@@ -183,19 +210,23 @@ class AdaptivePolicy:
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         self._spent = 0.0
-        chosen, probe_interval = self._worth_drafting(requests, load), self._probe_interval(load)
-        limited: list[DraftRequest] = []
         for request in requests:
-            known = self._of(request.sequence)
-            known.idle += 1
-            depth = chosen.get(request.sequence, 1 if known.idle >= probe_interval else 0)
-            if depth:
-                known.idle = 0
+            self._of(request.sequence).see(len(request.ids))
+        depths = self._worth_drafting(requests, load)
+        depths |= self._probes([request.sequence for request in requests if request.sequence not in depths], load)
+        limited: list[DraftRequest] = []
+        room = CATCH_UP_ROWS
+        for request in requests:
+            if depth := depths.get(request.sequence, 0):
+                room -= self._of(request.sequence).read_on(room)
                 limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
                 limited.append(replace(request, limits=limits))
         return limited
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
+        if self._asked:
+            self._answered += SLOWLY * (len(trees) / self._asked - self._answered)
+            self._asked = 0
         ranked = sorted(
             (-scored.survival[node], rank, sequence)
             for sequence, scored in trees.items()
@@ -227,25 +258,40 @@ class AdaptivePolicy:
         self._of(sequence).hazards.learn(outcomes)
 
     def forget(self, sequence: int) -> None:
-        self._known.pop(sequence, None)
+        if known := self._known.pop(sequence, None):
+            self._length += SLOWLY * (known.length - known.prompt - self._length)
 
     def observe_drafting(
         self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
     ) -> None:
-        depth, batch = _deepest(requests), len(requests)
-        if hidden:
-            seconds = min(seconds, self.costs.drafting(depth, batch))
+        depth, batch, unread = _deepest(requests), len(requests), self._unread(requests)
+        drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
+        if hidden and drafting:
+            seconds = min(seconds, drafting + reading)
         self._spent = seconds
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
-        if answered or seconds > self.costs.drafting(depth, batch):
-            self.costs.observe_drafting(depth, batch, seconds)
+        if not answered and seconds < NO_TIME * (drafting + reading):
+            return
+        much = unread > MUCH_TEXT
+        self._asked = 0 if much else batch
+        if much and not (drafting and reading):  # the first of its kind
+            self.costs.observe_reading(unread, seconds - drafting)
+            return
+        surprise = seconds / (drafting + reading) if drafting else 1.0
+        self.costs.observe_drafting(depth, batch, drafting * surprise if drafting else seconds)
+        if much:
+            self.costs.observe_reading(unread, reading * surprise)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)
 
     def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
-        drafting = self.costs.drafting(_deepest(requests), len(requests))
+        drafting = self.costs.drafting(_deepest(requests), len(requests)) + self.costs.reading(self._unread(requests))
         self._choice.observe(_together(self.costs.verifying(rows, keys), drafting, 2), seconds)
+
+    def _unread(self, requests: Sequence[DraftRequest]) -> int:
+        """Tokens that drafters had to read before they could guess about these."""
+        return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
 
     def _of(self, sequence: int) -> _Known:
         if sequence not in self._known:
@@ -259,11 +305,30 @@ class AdaptivePolicy:
             for request in requests
         ]
         self._weigh_lanes(prospects, load)
-        forms = _forms(prospects, self.costs)
+        forms = self._forms(prospects, load)
         return forms[self._best(list(forms), load)]
 
+    def _forms(self, prospects: Sequence[_Prospect], load: Load) -> dict[_Form, dict[int, int]]:
+        """What the step could be, and for each form how deep which sequences draft then."""
+        entering = {sequence: self._entering(sequence) for sequence, _ in prospects}
+        token_s = self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
+        forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
+        for depth in range(1, max((len(tokens) for _, tokens in prospects), default=0)):
+            gains = sorted(
+                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in prospects),
+                key=lambda each: (each[0] * token_s - entering[each[1]], each),
+                reverse=True,
+            )
+            for count in _counts(len(gains)):
+                # Where only some questions are answered, guesses cost as much as all the questions.
+                asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
+                drafting = asking + sum(entering[sequence] for _, sequence in gains[:count])
+                form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, drafting)
+                forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
+        return forms
+
     def _weigh_lanes(self, prospects: Sequence[_Prospect], load: Load) -> None:
-        """Compares the best steps that all who decode could take in one lane and in two, as if both were alike."""
+        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
         decoding, context = load.decoding * load.lanes, load.context
         if not self._choice.open or not self.costs.verifying(1, 0):
             return
@@ -271,15 +336,41 @@ class AdaptivePolicy:
             self._choice.weigh(1.0, 0.0)
             return
         half = -(-decoding // 2)
-        all_of_them, half_of_them = (
-            (prospects, prospects[::2]) if load.lanes == 1 else ([*prospects, *prospects], prospects)
-        )
-        one = self._best_rate(all_of_them, Load(decoding, decoding, decoding * context, context, 1))
-        two = self._best_rate(half_of_them, Load(half, half, half * context, context, 2))
+        everybody, one_half = [*prospects, *prospects], prospects
+        if load.lanes == 1:
+            everybody, one_half = [*prospects], prospects[::2]
+        one = self._best_rate(everybody, Load(decoding, decoding, decoding * context, context, 1))
+        two = self._best_rate(one_half, Load(half, half, half * context, context, 2))
         self._choice.weigh(one, two * decoding / (2 * half))
 
     def _best_rate(self, prospects: Sequence[_Prospect], load: Load) -> float:
-        return max(self._rate(form, load) for form in self._allowed(list(_forms(prospects, self.costs)), load))
+        return max(self._rate(form, load) for form in self._allowed(list(self._forms(prospects, load)), load))
+
+    def _entering(self, sequence: int) -> float:
+        """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come.
+
+        It is expected to go on for as long as answers are on average, or for as long as it has been.
+        """
+        known = self._of(sequence)
+        return self.costs.reading(known.unread) / max(1.0, self._length, known.length - known.prompt)
+
+    def _probes(self, idle: Sequence[int], load: Load) -> dict[int, int]:
+        """Those that shall draft, though it does not pay, to find out whether it has begun to. At depth 1.
+
+        Their price is saved for, step by step, out of what steps take: so it is a small share of the time, however dear
+        drafts are, and however many sequences there are or however soon they end.
+        """
+        waiting = sorted(idle, key=lambda sequence: -self._of(sequence).idle)
+        due = [sequence for sequence in waiting if self._of(sequence).idle >= MIN_PROBE_INTERVAL]
+        if waiting:
+            self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
+        for count in reversed(_counts(len(due))):
+            unread = sum(self._of(sequence).unread for sequence in due[:count])
+            price = self.costs.drafting(1, count) + self.costs.reading(unread)
+            if price <= self._saved:
+                self._saved = 0.0
+                return dict.fromkeys(due[:count], 1)
+        return {}
 
     def _best(self, forms: Sequence[_Form], load: Load) -> _Form:
         """The form with the best yield.
@@ -314,26 +405,6 @@ class AdaptivePolicy:
     def _seconds(self, form: _Form, load: Load) -> float:
         keys = load.keys + form.rows * load.context
         return _together(self.costs.verifying(load.rows + form.rows, keys), form.drafting, load.lanes)
-
-    def _probe_interval(self, load: Load) -> float:
-        """Steps after which the price of a shallow draft is small beside what these steps took."""
-        plain = self.costs.verifying(load.rows, load.keys)
-        price = self.costs.drafting(1, 1)
-        interval = price / (PROBE_SHARE * plain) if plain > 0 else 0.0
-        return min(MAX_PROBE_INTERVAL, max(MIN_PROBE_INTERVAL, interval))
-
-
-def _forms(prospects: Sequence[_Prospect], costs: Costs) -> dict[_Form, dict[int, int]]:
-    """What a step could be, before its trees are known, and for each form how deep which sequences draft then."""
-    forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
-    for depth in range(1, max((len(tokens) for _, tokens in prospects), default=0)):
-        gains = sorted(
-            ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in prospects), reverse=True
-        )
-        for count in _counts(len(gains)):
-            form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, costs.drafting(depth, count))
-            forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
-    return forms
 
 
 def _together(verifying: float, drafting: float, lanes: int) -> float:

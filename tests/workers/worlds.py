@@ -49,7 +49,10 @@ class ScriptedDraft(InstantDraft):
     """Knows the truth and tells it with probability ``p``, at a price; says what it thinks of itself.
 
     Attributes:
-        p: chance of each guess, may be changed at any time.
+        p: chance of each guess, may be changed at any time, as may the prices.
+        price, per_unread: seconds for the trees of a batch, and for each token that it has not read yet.
+        silent: it takes its time and has nothing to say.
+        spent: seconds altogether.
     """
 
     def __init__(
@@ -57,11 +60,26 @@ class ScriptedDraft(InstantDraft):
     ) -> None:
         super().__init__()
         self._truth, self._clock = truth, clock
-        self.p, self._price = p, price
+        self.p, self.price, self.per_unread = p, price, 0.0
+        self.silent = False
+        self.spent = 0.0
+        self._read: dict[int, int] = {}
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        self._clock.now += self._seconds(batch)
+        self._clock.now += self.work(batch)
         return super().start(batch)
+
+    def work(self, batch: Sequence[DraftRequest]) -> float:
+        """The seconds that it takes over these."""
+        unread = sum(len(request.ids) - self._read.get(request.sequence, 0) for request in batch)
+        self._read |= {request.sequence: len(request.ids) for request in batch}
+        levels = max((request.limits.max_draft for request in batch), default=0)
+        seconds = self.price(levels, len(batch)) + self.per_unread * unread
+        self.spent += seconds
+        return seconds
+
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
+        return {} if self.silent else super().propose_all(batch)
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         builder = TreeBuilder(request.ids[-1], request.limits)
@@ -74,9 +92,6 @@ class ScriptedDraft(InstantDraft):
             node = child
         return builder.build()
 
-    def _seconds(self, batch: Sequence[DraftRequest]) -> float:
-        return self._price(max((request.limits.max_draft for request in batch), default=0), len(batch))
-
 
 class ScriptedElsewhere(ScriptedDraft):
     """Works while others do, on one question after the other."""
@@ -87,7 +102,7 @@ class ScriptedElsewhere(ScriptedDraft):
         self._due: dict[Ticket, float] = {}
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        self._free_at = max(self._free_at, self._clock.now) + self._seconds(batch)
+        self._free_at = max(self._free_at, self._clock.now) + self.work(batch)
         ticket = InstantDraft.start(self, batch)
         self._due[ticket] = self._free_at
         return ticket
@@ -123,20 +138,22 @@ class World:
         self.drafter = draft_type(self._truth, self.clock, p, drafting)
         self.engine = Engine(verifier, self.drafter, config, self.clock)
 
-    def requests(self, count: int, max_tokens: int) -> list[Request]:
+    def requests(self, count: int, max_tokens: int, num_prompt: int = 3) -> list[Request]:
+        more = (2,) * (num_prompt - 3)
         requests = [
-            Request(f"{i}", (1 + i % 20, 2, 3 + i // 20), SamplingParams(seed=i), max_tokens) for i in range(count)
+            Request(f"{i}", (1 + i % 20, 2, 3 + i // 20, *more), SamplingParams(seed=i), max_tokens)
+            for i in range(count)
         ]
         for request in requests:
-            self.texts[request.prompt_ids] = (
+            self.texts[request.prompt_ids[:3]] = (
                 *request.prompt_ids,
                 *plain_decoding(request.prompt_ids, request.sampling, max_tokens),
             )
         return requests
 
-    def tokens_per_s(self, count: int, max_tokens: int = 150) -> float:
+    def tokens_per_s(self, count: int, max_tokens: int = 150, num_prompt: int = 3) -> float:
         """Of so many requests at the same time."""
-        requests = self.requests(count, max_tokens)
+        requests = self.requests(count, max_tokens, num_prompt)
         began = self.clock()
         results = self.engine.run(requests)
         return sum(len(result.output_ids) for result in results) / (self.clock() - began)
