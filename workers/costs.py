@@ -75,6 +75,10 @@ class Costs:
         larger = min((known for known in self._drafting if known >= size), default=size)
         return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
 
+    def forget_drafting(self) -> None:
+        """As if no draft had been measured."""
+        self._drafting.clear()
+
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
         by_depth = self._drafting.setdefault(_power_of_two(batch), {})

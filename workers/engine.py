@@ -63,6 +63,8 @@ class StepRunner(Protocol):
 
     def keep_features(self, fusion: Fusion) -> Features: ...
 
+    def drop_features(self, fusion: Fusion) -> None: ...
+
     def padded(self, num_rows: int) -> int: ...
 
     def close(self) -> None: ...
@@ -104,6 +106,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
             namespace=verifier.fingerprint.encode(),
         )
+        self._exchanges = 0  # of features, so far
         features = verifier.keep_features(drafter.fusion) if drafter.fusion else None
         max_rows = min(config.max_rows, verifier.max_rows)
         max_running = min(config.max_running, max_rows)
@@ -204,6 +207,17 @@ class Engine:
         """Ends the request with finish "abort" before the next step; one that has ended, or never was, is fine."""
         self.inbox.abort(request_id)
 
+    def exchange_drafter(self, drafter: Drafter) -> None:
+        """Lets another one guess, from the next step on; it has seen nothing yet and is nobody else's. From any thread.
+
+        One that reads other features of the target than the last guesses where these are known from the beginning, so
+        for requests that are admitted from then on. The others are decoded with what other guesses there are.
+
+        Raises:
+            BadSetting: it cannot be used in any engine.
+        """
+        self.inbox.exchange(UnitedDraft.of(drafter, self.verifier.config.vocab_size, self.clock))
+
     def stats(self) -> EngineStats:
         """As of the end of the last step, requests submitted since among those waiting."""
         return replace(self._stats, waiting=self._stats.waiting + len(self.inbox.arrivals))
@@ -299,6 +313,8 @@ class Engine:
         self._lap_began = now if step.lanes > 1 else None
 
     def _take_mail(self) -> None:
+        if drafter := self.inbox.take_drafter():
+            self._exchange(drafter)
         arrivals, aborts = self.inbox.take()
         for sequence in arrivals:
             self.scheduler.add(sequence)
@@ -306,6 +322,23 @@ class Engine:
                 self._finish(sequence, finish)
         for sequence in aborts:
             self._finish(sequence, "abort")
+
+    def _exchange(self, drafter: UnitedDraft) -> None:
+        while self.under_way:  # with the trees of the one that was asked
+            self._complete(self.under_way.popleft())
+        last, self.drafter = self.drafter, drafter
+        drafter.succeed(last)
+        for sequence in self.inbox.live:
+            last.close(sequence.number)
+        self.policy.start_over()
+        old, new = last.fusion, drafter.fusion
+        if (old and old.key) == (new and new.key):
+            return
+        self._exchanges += 1
+        namespace = f"{self.verifier.fingerprint} {self._exchanges}".encode()
+        self.scheduler.exchange_features(self.verifier.keep_features(new) if new else None, namespace)
+        if old:
+            self.verifier.drop_features(old)
 
     def _count(self, turn: Turn, verdict: Verdict, run: Sequence[int]) -> None:
         self.counters.output_tokens += len(run)
@@ -363,7 +396,10 @@ class Engine:
     # ── when a step fails ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _isolate(self, step: Step, error: Exception) -> None:
-        """Nothing was committed, so each sequence can have the same turn again, alone; it ends if that fails too."""
+        """Nothing was committed, so each sequence can have the same turn again, alone; it ends if that fails too.
+
+        Unless it is not the sequence's fault: then the engine is dead before anybody is told of an end.
+        """
         self.counters.step_failures += 1
         if len(step.turns) > 1:
             logger.warning("a step of %d sequences failed, each gets it alone", len(step.turns), exc_info=error)
@@ -371,21 +407,26 @@ class Engine:
                 if not self.dead:
                     self._complete(Step(turns=[turn]))
             return
-        logger.error("request %s failed", step.turns[0].sequence.request.id, exc_info=error)
-        self._finish(step.turns[0].sequence, "error", error=f"{type(error).__name__}: {error}")
-        self._probe()
+        sequence = step.turns[0].sequence
+        logger.error("request %s failed", sequence.request.id, exc_info=error)
+        self.scheduler.remove(sequence)
+        if fault := self._fault():
+            self.inbox.close(f"the verifier is broken: {fault}")
+            self._end_all()
+        else:
+            self._finish(sequence, "error", error=f"{type(error).__name__}: {error}")
 
-    def _probe(self) -> None:
-        """Gives the engine up when its verifier cannot even compute one token; there is a page, as one just ended."""
+    def _fault(self) -> str | None:
+        """Why the verifier cannot even compute one token; there is a page, as one sequence has just lost its own."""
         lease = self.pages.open((0,))
         self.pages.grow(lease, 1)
         try:
             self.verifier.forward(StepPlan((Segment(0, TokenTree.chain((0,)), tuple(lease.pages)),)))
         except Exception as error:
-            self.inbox.close(f"the verifier is broken: {type(error).__name__}: {error}")
-            self._end_all()
+            return f"{type(error).__name__}: {error}"
         finally:
             self.pages.close(lease)
+        return None
 
     def _serve(self) -> None:
         try:

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from deployments.api import Service
+from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from drafter.base import DraftLimits
@@ -94,8 +95,9 @@ class ScriptedVerifier:
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
         self.requests.append(request)
+        placement.accepted = True
         try:
             for progress in self.script(request):
                 await asyncio.sleep(self.pause_s)

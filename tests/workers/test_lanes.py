@@ -223,6 +223,20 @@ def test_a_pass_that_fails_in_one_lane_spares_the_other() -> None:
     check_texts(heard)
 
 
+def test_another_drafter_takes_over_between_two_steps() -> None:
+    """Each is asked for the trees of its own questions."""
+    engine, _, first = make_engine()
+    heard = submit(engine, 4)
+    second = RecordingDrafter(FixedIds((1, 5, 9)))
+    engine.exchange_drafter(second)
+    while engine.step():
+        engine.check_integrity()
+    check_texts(heard)
+    assert second.batches
+    assert engine.stats().drafter_failures == 0
+    assert not first.open_sessions | second.open_sessions
+
+
 def test_stopping_ends_both_lanes() -> None:
     engine, _, _ = make_engine()
     heard = submit(engine, 4)
