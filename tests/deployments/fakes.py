@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployments.api import Service
+from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from drafter.base import DraftLimits
@@ -75,8 +76,9 @@ class ScriptedVerifier:
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
         self.requests.append(request)
+        placement.accepted = True
         try:
             for progress in self.script(request):
                 await asyncio.sleep(self.pause_s)
