@@ -1,9 +1,10 @@
 """Whether verifiers follow the load: steps up and down over HTTP, and how their number answers.
 
-    python -m deployments.bench_scaling [--clients 2,8,2] [--seconds 40] [--most 3]
+    python -m deployments.bench_scaling [--clients 2,8,2] [--steady 25] [--most 3]
 
 Serves a tiny random model, made for the occasion, on a Ray of its own with reports and delays in seconds instead of
-minutes. Each client asks again as soon as it is answered. A table, then one line of JSON.
+minutes. Each client asks again as soon as it is answered; a load is held until the number has been steady for a while.
+A table, then one line of JSON.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LOOK_S = 0.5
 MAX_RUNNING = 4  # so that few clients are a load
 MAX_TOKENS = 160
 ANSWER_S = 120.0
+LONGEST_S = 300.0  # that a load is held
 PROMPT = "Nothing of what I say to this is going to make sense"
 QUICK = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
@@ -54,6 +56,11 @@ class Stage:
     @property
     def changes(self) -> int:
         return sum(a != b for a, b in pairwise(self.wanted))
+
+    def is_steady(self, for_s: float) -> bool:
+        """Whether all verifiers that were wanted ran, and no others, for so long."""
+        looks = round(for_s / LOOK_S)
+        return len(self.wanted) >= looks and len({*self.wanted[-looks:], *self.running[-looks:]}) == 1
 
     @property
     def settled_s(self) -> float:
@@ -147,8 +154,8 @@ def replicas() -> tuple[int, int]:
     return running + starting, running
 
 
-def run(loads: Sequence[int], seconds: float, most: int) -> list[Stage]:
-    """The stages, each of ``seconds``."""
+def run(loads: Sequence[int], steady_s: float, most: int) -> list[Stage]:
+    """The stages; each ends when it has been steady for ``steady_s``."""
     stages = [Stage(clients) for clients in loads]
     with tempfile.TemporaryDirectory() as folder:
         from workers.measuring.tiny import make_tiny_model
@@ -158,8 +165,8 @@ def run(loads: Sequence[int], seconds: float, most: int) -> list[Stage]:
             clients = Clients(url, model.name)
             for stage in stages:
                 clients.hold(stage)
-                ends = time.monotonic() + seconds
-                while time.monotonic() < ends:
+                ends = time.monotonic() + LONGEST_S
+                while time.monotonic() < ends and not stage.is_steady(steady_s):
                     time.sleep(LOOK_S)
                     wanted, running = replicas()
                     stage.wanted.append(wanted)
@@ -198,10 +205,10 @@ def loads(text: str) -> list[int]:
 def main() -> int:
     parser = OneLineParser(prog="python -m deployments.bench_scaling", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--clients", type=loads, default="2,8,2", help="at each stage (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each stage (default: %(default)s)")
+    parser.add_argument("--steady", type=float, default=25.0, help="seconds that end a stage (default: %(default)s)")
     parser.add_argument("--most", type=int, default=3, help="verifiers (default: %(default)s)")
     options: argparse.Namespace = parser.parse_args()
-    print(json.dumps(report(run(options.clients, options.seconds, options.most))))
+    print(json.dumps(report(run(options.clients, options.steady, options.most))))
     return 0
 
 

@@ -27,6 +27,13 @@ def test_a_stage_has_settled_when_nothing_changes_any_more() -> None:
     assert Stage(8, wanted=[1, 1], running=[1, 1]).settled_s == 0.0
 
 
+def test_a_stage_is_steady_when_all_that_are_wanted_run() -> None:
+    stage = Stage(8, wanted=[1, 3, 3, 3, 3], running=[1, 1, 2, 3, 3])
+    assert stage.is_steady(1.0)
+    assert not stage.is_steady(1.5)
+    assert not Stage(8, wanted=[2, 2], running=[2, 2]).is_steady(1.5)
+
+
 def test_the_report_is_a_table_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         Stage(2, [1, 1], [1, 1], answered=5),
@@ -75,9 +82,10 @@ def server() -> Iterator[str]:
 
 def test_no_answer_is_lost_and_none_that_is_wrong_counts_as_right(server: str) -> None:
     clients, stages = Clients(server, "tiny"), [Stage(1), Stage(3), Stage(0)]
-    for stage in stages[:2]:
-        clients.hold(stage)
-        eventually(lambda stage=stage: stage.answered >= 10, 20)
+    clients.hold(stages[0])
+    eventually(lambda: stages[0].answered >= 10, 20)
+    clients.hold(stages[1])
+    eventually(lambda: stages[1].answered >= 10, 20)
     clients.stop()
     assert sum(stage.failed for stage in stages) == 2
     assert sum(stage.answered + stage.failed for stage in stages) == Handler.asked
