@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods bench-remote clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-remote bench-scaling clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -51,6 +51,10 @@ bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, 
 
 bench-remote: $(INSTALLED)  ## the draft network here and in a process of its own: a table and one line of JSON
 	$(BIN)/python -m workers.measuring.bench_remote $(ARGS)
+
+bench-scaling: export RAY_AUTH_MODE ?= token
+bench-scaling: $(INSTALLED)  ## whether verifiers follow the load: steps up and down, a table, one line of JSON
+	$(BIN)/python -m deployments.bench_scaling $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

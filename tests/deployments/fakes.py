@@ -6,37 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-
 from deployments.api import Service
 from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from drafter.base import DraftLimits
+from workers.measuring.tiny import TEMPLATE as TEMPLATE
+from workers.measuring.tiny import byte_text
 from workers.sequence import FinishReason, Progress, Request
 from workers.stats import Counters, EngineStats, Speculation, Usage
-from workers.template import ChatTemplate
-from workers.text import Text
 
 MODEL = "fake/model"
 MAX_MODEL_LEN = 2048
-TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-
-
-def byte_text() -> Text:
-    """One token a byte, then <|start|> and <|end|>."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|start|>", special=True), AddedToken("<|end|>", special=True)])
-    return Text(tokenizer, ChatTemplate(TEMPLATE, {}))
-
-
 TEXT = byte_text()
 END = TEXT.encode("<|end|>")[0]
 VOCAB_SIZE = END + 1
