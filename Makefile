@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods bench-remote bench-scaling clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-remote bench-scaling chaos clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -55,6 +55,11 @@ bench-remote: $(INSTALLED)  ## the draft network here and in a process of its ow
 bench-scaling: export RAY_AUTH_MODE ?= token
 bench-scaling: $(INSTALLED)  ## whether verifiers follow the load: steps up and down, a table, one line of JSON
 	$(BIN)/python -m deployments.bench_scaling $(ARGS)
+
+# Nodes that are started one by one get no token of themselves, and this cluster lasts for minutes.
+chaos: export RAY_AUTH_MODE ?= disabled
+chaos: $(INSTALLED)  ## break a small cluster while requests run: a table, one line of JSON, status 1 for a broken promise
+	$(BIN)/python -m deployments.chaos $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
