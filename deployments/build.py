@@ -10,7 +10,9 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import BackpressureConfig
 
+from deployments.aggregator import AggregatorReplica
 from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
@@ -26,7 +28,7 @@ from workers.remote.placement import remote_part
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 # Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
 # really use is set by their threads.
-INGRESS_CPUS, VERIFIER_CPUS, RANK_CPUS, DRAFTER_CPUS = 0.1, 0.5, 0.1, 0.1
+INGRESS_CPUS, AGGREGATOR_CPUS, VERIFIER_CPUS, RANK_CPUS, DRAFTER_CPUS = 0.1, 0.1, 0.5, 0.1, 0.1
 HEALTH_S = 5.0  # between two looks at a drafter, and the time it has to answer: one that is frozen is soon replaced
 TRIES = 1  # a model that does not load once will not load the next time either
 # Serve's switches for fewer threads and fewer copies on a request's way. They make an event of a stream three times
@@ -63,11 +65,15 @@ def app(args: Settings) -> Application:
     )(VerifierReplica)
     ingress = serve.deployment(
         name="Ingress",
-        max_ongoing_requests=MAX_ONGOING,
+        num_replicas=args.ingress_replicas,
+        # What may be held, and besides those that are being refused; in a flood of these, Serve refuses the rest.
+        max_ongoing_requests=args.capacity + MAX_ONGOING,
+        max_queued_requests=MAX_ONGOING,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=TRIES,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args, *_drafters(args, model.config)))
+    return ingress.bind(args, verifier.bind(args, *_drafters(args, model.config)), *_aggregators(args))
 
 
 def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
@@ -85,6 +91,20 @@ def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
         ray_actor_options={"num_cpus": DRAFTER_CPUS, "runtime_env": {"env_vars": environment}, **gpus},
     )(DrafterReplica)
     return [drafter.bind(args)]
+
+
+def _aggregators(args: Settings) -> list[Application]:
+    """The deployment in which several ingresses agree; one alone does so with itself."""
+    if args.ingress_replicas == 1:
+        return []
+    aggregator = serve.deployment(
+        name="Aggregator",
+        max_ongoing_requests=MAX_ONGOING,
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_S,
+        ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
+    )(AggregatorReplica)
+    return [aggregator.bind(args.ingress_replicas, args.max_draft)]
 
 
 def _bundles(num_ranks: int) -> dict[str, Any]:

@@ -6,15 +6,20 @@ Importing this is light: the HTTP application comes with OpenAI's types and is l
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
+from deployments.admission import Admission
+from deployments.aggregator import Aggregator, Decisions, Report
+from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.checks import served_model
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.settings import Settings
+from deployments.speculation import DraftGuide
 from workers.sequence import Progress, Request
 from workers.stats import EngineStats
 
@@ -41,11 +46,31 @@ class VerifierHandle:
         return cast(EngineStats, await self._stats.remote())
 
 
+class AggregatorHandle:
+    """A `deployments.agreement.Aggregate` that lives in another process."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._exchange = handle.options(
+            method_name="exchange",
+            _by_reference=False,
+            request_serialization="pickle",
+            response_serialization="pickle",
+        )
+
+    async def exchange(self, report: Report) -> Decisions:
+        return cast(Decisions, await self._exchange.remote(report))
+
+
 class Ingress:
     """Loads the tokenizer, then serves the application."""
 
-    def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
+    def __init__(
+        self, settings: Settings, verifier: DeploymentHandle[Any], aggregator: DeploymentHandle[Any] | None = None
+    ) -> None:
+        """``aggregator``: None where this is the only ingress, which then agrees with itself."""
+        self._settings = settings
         self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
+        self._aggregator = aggregator
         self._verifier = VerifierHandle(verifier)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -54,5 +79,16 @@ class Ingress:
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         router = Router(self._verifier, model.text, limits)
-        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys)
+        agreement = self._agreement()
+        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, agreement, self._keys)
         return create_app(service)
+
+    def _agreement(self) -> Agreement:
+        settings, max_draft = self._settings, self._model.engine.limits.max_draft
+        replicas = settings.ingress_replicas
+        aggregate: Aggregate = (
+            AggregatorHandle(self._aggregator) if self._aggregator else AtHand(Aggregator(replicas, max_draft))
+        )
+        admission = Admission(settings.capacity, replicas)
+        drafter = "+".join(Path(part).name for part in self._model.drafter.name.split("+"))
+        return Agreement(aggregate, admission, DraftGuide(), self._verifier.stats, drafter)

@@ -20,6 +20,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel
 
+from deployments.agreement import Agreement
 from deployments.errors import ApiError
 from deployments.router import Usage
 from drafter.base import DraftLimits
@@ -74,6 +75,23 @@ def _speculation(usage: Usage, limits: DraftLimits) -> SpeculationDetails:
         mean_acceptance_length=None if length is None else round(length, 3),
         acceptance_by_position=[round(share, 3) for share in done.acceptance_where_tried],
     )
+
+
+def speculation_view(model: str, allowed: DraftLimits, agreement: Agreement) -> dict[str, object]:
+    """GET /v1/speculation: how far is guessed and why, as the router decides on the slow scale."""
+    decisions = agreement.decisions
+    prices = decisions.prices if decisions else None
+    return {
+        "object": "speculation",
+        "model": model,
+        "drafter": decisions.drafter if decisions else agreement.drafter,
+        "allowed": asdict(allowed),
+        "kinds": [kind._asdict() | asdict(choice) for kind, choice in (decisions.choices if decisions else {}).items()],
+        # Seconds: of a pass by rows, of drafting by batch and depth.
+        "costs": prices and asdict(prices),
+        "ingress_replicas": decisions.num_ingresses if decisions else 0,
+        "age_s": round(agreement.age_s, 3),
+    }
 
 
 def event(answer: BaseModel) -> bytes:

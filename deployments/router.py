@@ -81,6 +81,7 @@ class Piece(NamedTuple):
     text: str
     finish: str | None = None
     usage: Usage | None = None
+    num_tokens: int = 0  # of the answer so far
 
 
 class Router:
@@ -106,11 +107,12 @@ class Router:
                 piece, finish = text.push(run)
                 if finish is None:
                     if piece:
-                        yield Piece(piece)
+                        yield Piece(piece, num_tokens=text.num_tokens)
                     continue
                 assert run.usage is not None, "an engine says with each run what was used"
                 num_prompt, cached = len(request.prompt_ids), run.usage.cached_tokens
-                yield Piece(piece, finish, Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits))
+                used = Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits)
+                yield Piece(piece, finish, used, text.num_tokens)
                 return
         raise ApiError(500, "The model left this request unfinished.", code="failed")
 

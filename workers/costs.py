@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What was measured, for others to look at; seconds."""
+
+    verifying: Mapping[int, float]  # by padded rows, without keys
+    drafting: Mapping[int, Mapping[int, float]]  # by batch, rounded up to a power of two, and depth
+
+    def verifying_s(self, rows: int) -> float:
+        """As `Costs.verifying`."""
+        return _between(self.verifying, rows)
 
 
 class Costs:
@@ -32,6 +45,11 @@ class Costs:
         self._per_key = 0.0
         self._load = 1.0
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth
+
+    def prices(self) -> Prices:
+        """A copy."""
+        verifying = {rows: seconds * self._load for rows, seconds in self._by_rows.items()}
+        return Prices(verifying, {batch: dict(by_depth) for batch, by_depth in self._drafting.items()})
 
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
@@ -84,7 +102,7 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _between(known: dict[int, float], at: int) -> float:
+def _between(known: Mapping[int, float], at: int) -> float:
     """Piecewise linear through the known points, and level outside of them."""
     counts = sorted(known)
     if not counts:

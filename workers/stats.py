@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from verifier.tree import TokenTree
+from workers.costs import Prices
 
 # A draw whose runner-up came this close (log p + g) could have gone the other way by float noise.
 NEAR_TIE = 1e-3
@@ -164,3 +165,4 @@ class EngineStats:
     late_drafts: int  # counter: collects that took longer than their deadline
     counters: Counters  # a copy
     remote: RemoteFigures | None = None  # None: all drafting is done here
+    prices: Prices | None = None  # as measured so far
