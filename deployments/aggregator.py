@@ -10,11 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 from deployments.quotas import EXCHANGE_S, Clock, Part, QuotaId, Use, divide, fair_part
 from deployments.speculation import DraftChoice, DraftControl, Kind
 from workers.costs import Prices
 from workers.stats import Speculation
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 GONE_S = 10.0  # a replica that was not heard of for so long is taken to be no more
 LISTEN_S = 3 * EXCHANGE_S  # at its start an aggregator only listens: others may hold what a former one gave them
@@ -104,3 +108,14 @@ class AggregatorReplica:
 
     async def exchange(self, report: Report) -> Decisions:
         return self._aggregator.exchange(report)
+
+
+class AggregatorHandle:
+    """That deployment, from an ingress."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        self._exchange = direct.options(method_name="exchange")
+
+    async def exchange(self, report: Report) -> Decisions:
+        return cast(Decisions, await self._exchange.remote(report))

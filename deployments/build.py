@@ -6,7 +6,6 @@ command line's arguments. Hence no ``from __future__ import annotations``.
 
 import os
 import sys
-from typing import Any
 
 from ray import serve
 from ray.serve import Application
@@ -17,6 +16,7 @@ from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
 from deployments.keys import KeyRing
+from deployments.replicas import drafter_options, verifier_options
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
 from verifier.config import ModelConfig
@@ -26,9 +26,7 @@ from workers.machine import available_memory, check_memory
 from workers.remote.placement import remote_part
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
-# Shares of a core for Ray's bookkeeping, so small that everything fits on a machine with one core. What the replicas
-# really use is set by their threads.
-INGRESS_CPUS, AGGREGATOR_CPUS, VERIFIER_CPUS, RANK_CPUS, DRAFTER_CPUS = 0.1, 0.1, 0.5, 0.1, 0.1
+INGRESS_CPUS, AGGREGATOR_CPUS = 0.1, 0.1  # shares of a core, see deployments/replicas.py
 HEALTH_S = 5.0  # between two looks at a drafter, and the time it has to answer: one that is frozen is soon replaced
 TRIES = 1  # a model that does not load once will not load the next time either
 # Serve's switches for fewer threads and fewer copies on a request's way. They make an event of a stream three times
@@ -53,6 +51,8 @@ def app(args: Settings) -> Application:
         model = served_model(args, report=_say)
         KeyRing.load(args.api_keys)
         check_memory(model.config, model.engine, model.drafter, available_memory())
+        verifiers = verifier_options(args, ONE_LOOP | _openmp(args))
+        drafters = _drafters(args, model.config)
     except DraftreeError as error:
         raise RefusedSettings(str(error)) from None
     for name, value in (ONE_LOOP | LEAN_SERVE).items():
@@ -60,8 +60,7 @@ def app(args: Settings) -> Application:
     verifier = serve.deployment(
         max_ongoing_requests=MAX_ONGOING,
         max_constructor_retry_count=TRIES,
-        ray_actor_options={"num_cpus": VERIFIER_CPUS, "runtime_env": {"env_vars": ONE_LOOP | _openmp(args)}},
-        **_bundles(args.tensor_parallel),
+        **verifiers,
     )(VerifierReplica)
     ingress = serve.deployment(
         name="Ingress",
@@ -73,22 +72,19 @@ def app(args: Settings) -> Application:
         max_constructor_retry_count=TRIES,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args, *_drafters(args, model.config)), *_aggregators(args))
+    return ingress.bind(args, verifier.bind(args, *drafters), *_aggregators(args))
 
 
 def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
     """The deployment of the draft network, if it has one of its own."""
     if args.drafter_placement == "local" or remote_part(args.draft_model, model) is None:
         return []
-    gpus = {"num_gpus": args.drafter_num_gpus} if args.drafter_num_gpus else {}
-    environment = ONE_LOOP | {"OMP_NUM_THREADS": "1"}
     drafter = serve.deployment(
         name="Drafter",
-        num_replicas=args.drafter_replicas,
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_S,
-        ray_actor_options={"num_cpus": DRAFTER_CPUS, "runtime_env": {"env_vars": environment}, **gpus},
+        **drafter_options(args, ONE_LOOP | {"OMP_NUM_THREADS": "1"}),
     )(DrafterReplica)
     return [drafter.bind(args)]
 
@@ -105,14 +101,6 @@ def _aggregators(args: Settings) -> list[Application]:
         ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(AggregatorReplica)
     return [aggregator.bind(args.ingress_replicas, args.max_draft)]
-
-
-def _bundles(num_ranks: int) -> dict[str, Any]:
-    """A replica's reservation: rank 0, the replica itself, sits in the first bundle. One node holds all or none."""
-    if num_ranks == 1:
-        return {}
-    bundles = [{"CPU": VERIFIER_CPUS}] + [{"CPU": RANK_CPUS}] * (num_ranks - 1)
-    return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
 
 
 def _openmp(settings: Settings) -> dict[str, str]:

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from deployments.autoscaling import DrafterReport
 from deployments.checks import engine_spec
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
@@ -41,6 +42,7 @@ class DrafterReplica:
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._admission = Admission()
         self._port = CurvePort(host, Keys.generate(), self._admission)
+        self._report = DrafterReport(time.monotonic())
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="draftree-drafter", daemon=True)
         self._thread.start()
@@ -55,6 +57,11 @@ class DrafterReplica:
         """Returns when the round in progress is over."""
         self._stopping.set()
         self._thread.join()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's policy goes by (`deployments.autoscaling`)."""
+        server = self._server
+        return self._report(time.monotonic(), server.busy_s, server.hurried, server.asked)
 
     def check_health(self) -> None:
         """

@@ -5,15 +5,17 @@ Importing this is light: the HTTP application comes with OpenAI's types and is l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.admission import Admission
-from deployments.aggregator import Aggregator, Decisions, Report
+from deployments.aggregator import Aggregator, AggregatorHandle
 from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.checks import served_model
 from deployments.keys import KeyRing
@@ -21,13 +23,20 @@ from deployments.router import Limits, Router
 from deployments.settings import Settings
 from deployments.speculation import DraftGuide
 from workers.sequence import Progress, Request
-from workers.stats import EngineStats
+from workers.stats import Counters, EngineStats
+
+ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
 
 class VerifierHandle:
-    """A `deployments.router.Verifier` that lives in another process."""
+    """A `deployments.router.Verifier` that lives in another process.
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    Args:
+        may_sleep: whether having no replica is as it should be. Asking for figures then wakes none.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], *, may_sleep: bool = False) -> None:
+        self._handle, self._may_sleep = handle, may_sleep
         # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
         # instead of through Ray's object store; and plain pickle is enough for them.
         direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
@@ -43,22 +52,16 @@ class VerifierHandle:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
     async def stats(self) -> EngineStats:
+        if self._may_sleep and await asyncio.to_thread(is_asleep, self._handle.app_name, self._handle.deployment_name):
+            return ASLEEP
         return cast(EngineStats, await self._stats.remote())
 
 
-class AggregatorHandle:
-    """A `deployments.agreement.Aggregate` that lives in another process."""
-
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._exchange = handle.options(
-            method_name="exchange",
-            _by_reference=False,
-            request_serialization="pickle",
-            response_serialization="pickle",
-        )
-
-    async def exchange(self, report: Report) -> Decisions:
-        return cast(Decisions, await self._exchange.remote(report))
+def is_asleep(application: str, deployment: str) -> bool:
+    """Whether a deployment has no replica, and nothing is wrong with that."""
+    found = serve.status().applications[application].deployments[deployment]
+    runs = any(count for state, count in found.replica_states.items() if state == "RUNNING")
+    return not runs and found.status not in ("UNHEALTHY", "DEPLOY_FAILED")
 
 
 class Ingress:
@@ -71,7 +74,7 @@ class Ingress:
         self._settings = settings
         self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
         self._aggregator = aggregator
-        self._verifier = VerifierHandle(verifier)
+        self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         from deployments.api import Service, create_app

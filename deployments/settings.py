@@ -81,7 +81,9 @@ class Settings(BaseModel):
     drafter_placement: Literal["local", "remote"] = "local"
     """Where a draft network runs: local (in the verifier) or remote (in a deployment of its own); ngram never moves."""
     drafter_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Remote: how many drafters."""
+    """Remote: how many drafters, at least."""
+    drafter_max_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Remote: how many at most, by their load; 0: never more than at least."""
     drafter_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
     """Remote: GPUs that each of them reserves, or a part of one."""
     page_size: Annotated[int, Field(ge=1, le=256)] = SPEC.page_size
@@ -106,13 +108,26 @@ class Settings(BaseModel):
     """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
     tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
     """Ranks that share the model, each in a process of its own."""
+    verifier_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
+    """GPUs that each rank reserves, or a part of one; it computes on the CPU all the same, until there are kernels."""
+    verifier_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    """How many verifiers, at least; 0: none while nobody asks, so that the first request waits for one to load."""
+    verifier_max_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """How many at most, by their load; 0: never more than at least, but one."""
+    upscale_delay_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """For how long more replicas must be wanted before they are started."""
+    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """For how long fewer must be wanted before some are stopped."""
+    node_roles: bool = False
+    """Whether verifiers and drafters keep to nodes with the label role=verifier or role=drafter (cluster.yaml)."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
     """Threads of the verifier, all ranks together; 0: one for each physical core."""
 
     @property
     def capacity(self) -> int:
-        """Requests that the service holds, decoded and waiting."""
-        return self.max_running + self.max_waiting
+        """Requests that the service holds: decoded by as many verifiers as there may be, and waiting."""
+        verifiers = max(1, self.verifier_replicas, self.verifier_max_replicas)
+        return verifiers * self.max_running + self.max_waiting
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from deployments.autoscaling import VerifierReport
 from deployments.checks import engine_spec
 from deployments.rendezvous import ServeFinder
 from deployments.settings import Settings
@@ -122,6 +123,7 @@ class VerifierReplica:
         engine, _ = build_engine(engine_spec(settings), log.info, self._elsewhere)
         engine.start()
         self._host = EngineHost(engine)
+        self._report = VerifierReport(engine.config.max_running)
 
     async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
         async with aclosing(self._host.generate(request)) as runs:
@@ -132,6 +134,10 @@ class VerifierReplica:
         self._host.check()
         remote = replace(self._elsewhere.figures) if self._elsewhere else None
         return replace(self._host.stats(), remote=remote)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's policy goes by (`deployments.autoscaling`)."""
+        return self._report(self._host.stats(), self._elsewhere.figures if self._elsewhere else None)
 
     def check_health(self) -> None:
         self._host.check()

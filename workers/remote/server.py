@@ -107,6 +107,8 @@ class DraftServer:
     Attributes:
         failures: drafts that raised.
         malformed: letters that could not be read.
+        asked, hurried: questions, and those of them that there was no time to answer in full.
+        busy_s: what `run` has spent on letters, by the clock.
         beat: when `run` last was between two rounds, by the clock.
     """
 
@@ -120,7 +122,8 @@ class DraftServer:
     ) -> None:
         self.drafter, self.terms = drafter, terms
         self.epoch = epoch or uuid.uuid4().hex
-        self.failures = self.malformed = 0
+        self.failures = self.malformed = self.asked = self.hurried = 0
+        self.busy_s = 0.0
         self.beat = clock()
         self._clock = clock
         self._welcomed: set[str] = set()
@@ -136,8 +139,11 @@ class DraftServer:
         """Answers until told to stop."""
         while not stop.is_set():
             self.beat = self._clock()
-            for route, frame in self.handle(port.receive(IDLE_S)):
+            letters = port.receive(IDLE_S)
+            began = self._clock()
+            for route, frame in self.handle(letters):
                 port.send(route, frame)
+            self.busy_s += self._clock() - began
 
     @torch.inference_mode()
     def handle(self, letters: Iterable[Letter]) -> Iterator[Reply]:
@@ -195,6 +201,8 @@ class DraftServer:
             if levels:
                 limits = replace(limits, max_draft=min(levels, limits.max_draft))
                 question.wanted[place] = session.request(limits, turn.wish.sampling)
+        self.asked += 1
+        self.hurried += question.busy
         if not levels:
             self._level_s *= 1 - LEARNING_RATE  # or a server that was slow once would never find out that it no more is
         return question

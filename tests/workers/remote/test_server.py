@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from drafter.scored import ScoredTree
 from tests.drafter.bench import CHAIN, PAGE_SIZE, SAVE, TEXT, Bench, Target
 from tests.workers.remote.wires import HOP_S, RemoteWorld, Wire, lost, safe
 from workers.remote import link, server
+from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
 from workers.remote.messages import Ask, decode_to_drafter
 from workers.remote.server import DraftServer
@@ -336,10 +338,38 @@ def test_too_much_to_do_makes_trees_smaller_and_is_said(head: Pair) -> None:
     assert head.ask(12) is None
     assert head.remote.figures.busy == 2
     assert head.remote.figures.missed == 0
+    assert (head.server.asked, head.server.hurried) == (2, 2)
     assert head.asked()[-1].turns[0].start == 10
     for end in range(13, 20):  # it finds out that it is fast again
         tree = head.ask(end)
     assert tree is not None
+
+
+def test_waiting_for_letters_is_not_being_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stop = pair.world.clock, threading.Event()
+
+    class QuietPort:
+        """Waits a while, three times."""
+
+        def __init__(self) -> None:
+            self.left = 3
+
+        def receive(self, timeout_s: float) -> list[Letter]:
+            clock.now += timeout_s
+            self.left -= 1
+            if not self.left:
+                stop.set()
+            return []
+
+        def send(self, route: bytes, frame: bytes) -> None: ...
+
+    def handle(letters: object) -> list[tuple[bytes, bytes]]:
+        clock.now += 0.25
+        return []
+
+    monkeypatch.setattr(pair.server, "handle", handle)
+    pair.server.run(QuietPort(), stop)
+    assert pair.server.busy_s == pytest.approx(0.75)
 
 
 def test_expired_work_is_not_done(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
