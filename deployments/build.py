@@ -7,6 +7,7 @@ command line's arguments. Hence no ``from __future__ import annotations``.
 import os
 import sys
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig
@@ -17,6 +18,7 @@ from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
 from deployments.keys import KeyRing
 from deployments.replicas import drafter_options, verifier_options
+from deployments.routing import routing
 from deployments.settings import RefusedSettings, Settings
 from deployments.verifier import VerifierReplica
 from verifier.config import ModelConfig
@@ -27,7 +29,8 @@ from workers.remote.placement import remote_part
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
 INGRESS_CPUS, AGGREGATOR_CPUS = 0.1, 0.1  # shares of a core, see deployments/replicas.py
-HEALTH_S = 5.0  # between two looks at a drafter, and the time it has to answer: one that is frozen is soon replaced
+HEALTH_S = 5.0  # between two looks at a replica, and the time it has to answer: one that is frozen is soon replaced
+INGRESS_DRAIN_S = 600.0  # for the answers it is giving; nobody else could go on with them
 TRIES = 1  # a model that does not load once will not load the next time either
 # Serve's switches for fewer threads and fewer copies on a request's way. They make an event of a stream three times
 # cheaper, and the cores that pays for are the verifier's. Our replicas keep their event loop free, so that Serve's part
@@ -36,6 +39,8 @@ ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_RO
 # The same for the proxies; and the controller, which else looks after everything ten times a second and is the greatest
 # consumer in an idle service.
 LEAN_SERVE = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
+# A replica that is ill cannot finish anything; others do. Waiting for it would only keep what its successor needs.
+STERN_SERVE = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
 
 
 def app(args: Settings) -> Application:
@@ -50,16 +55,21 @@ def app(args: Settings) -> Application:
     try:
         model = served_model(args, report=_say)
         KeyRing.load(args.api_keys)
-        check_memory(model.config, model.engine, model.drafter, available_memory())
+        if runs_here():  # elsewhere each replica looks at its own machine
+            check_memory(model.config, model.engine, model.drafter, available_memory())
         verifiers = verifier_options(args, ONE_LOOP | _openmp(args))
         drafters = _drafters(args, model.config)
     except DraftreeError as error:
         raise RefusedSettings(str(error)) from None
-    for name, value in (ONE_LOOP | LEAN_SERVE).items():
+    for name, value in (ONE_LOOP | LEAN_SERVE | STERN_SERVE).items():
         os.environ.setdefault(name, value)  # for the processes of a Ray that is yet to be started from here
     verifier = serve.deployment(
         max_ongoing_requests=MAX_ONGOING,
         max_constructor_retry_count=TRIES,
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_S,
+        graceful_shutdown_timeout_s=args.drain_timeout_s,
+        request_router_config=routing(),
         **verifiers,
     )(VerifierReplica)
     ingress = serve.deployment(
@@ -70,6 +80,7 @@ def app(args: Settings) -> Application:
         max_queued_requests=MAX_ONGOING,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=TRIES,
+        graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
     return ingress.bind(args, verifier.bind(args, *drafters), *_aggregators(args))
@@ -101,6 +112,17 @@ def _aggregators(args: Settings) -> list[Application]:
         ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(AggregatorReplica)
     return [aggregator.bind(args.ingress_replicas, args.max_draft)]
+
+
+def runs_here() -> bool:
+    """Whether replicas can only come to this machine: there is no Ray yet, or one of a single node that takes any.
+
+    A fleet's head builds the application and has neither the memory for a model nor a CPU for a replica.
+    """
+    if not ray.is_initialized():
+        return True
+    nodes, resources = ray.nodes(), ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return len(nodes) == 1 and resources.get("CPU", 0) > 0
 
 
 def _openmp(settings: Settings) -> dict[str, str]:

@@ -90,3 +90,12 @@ def engine_spec(settings: Settings) -> EngineSpec:
         max_stretch=settings.max_stretch,
         threads=settings.threads or physical_cores(),
     )
+
+
+def fingerprint(settings: Settings) -> str:
+    """How the fingerprints of verifiers with these settings begin: all settings that decide what a text will be.
+
+    What they load adds the rest: `verifier.verifier.Verifier.fingerprint`.
+    """
+    names = ("model", "max_model_len", "exact", "acceptance", "tensor_parallel")
+    return "|".join(f"{name}={getattr(settings, name)}" for name in names) + "|"

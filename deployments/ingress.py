@@ -17,8 +17,11 @@ from starlette.types import ASGIApp
 from deployments.admission import Admission
 from deployments.aggregator import Aggregator, AggregatorHandle
 from deployments.agreement import Aggregate, Agreement, AtHand
-from deployments.checks import served_model
+from deployments.checks import fingerprint, served_model
+from deployments.fleet import Placement
 from deployments.keys import KeyRing
+from deployments.metrics import RequestMetrics
+from deployments.replay import Patience
 from deployments.router import Limits, Router
 from deployments.settings import Settings
 from deployments.speculation import DraftGuide
@@ -29,7 +32,7 @@ ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no
 
 
 class VerifierHandle:
-    """A `deployments.router.Verifier` that lives in another process.
+    """A `deployments.replay.Verifier` that lives in other processes.
 
     Args:
         may_sleep: whether having no replica is as it should be. Asking for figures then wakes none.
@@ -43,11 +46,15 @@ class VerifierHandle:
         self._generate = direct.options(method_name="generate", stream=True)
         self._stats = direct.options(method_name="stats")
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
-        runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request))
+    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
+        runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request, placement))
         try:
             async for run in runs:
                 yield run
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise ConnectionError("the call was cancelled, and not from here") from None
         finally:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
@@ -74,6 +81,8 @@ class Ingress:
         self._settings = settings
         self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
         self._aggregator = aggregator
+        self._fingerprint = fingerprint(settings)
+        self._patience = Patience(settings.stall_timeout_s, settings.replica_timeout_s)
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -81,9 +90,10 @@ class Ingress:
 
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
-        router = Router(self._verifier, model.text, limits)
-        agreement = self._agreement()
-        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, agreement, self._keys)
+        metrics = RequestMetrics()
+        router = Router(self._verifier, model.text, limits, metrics, self._patience, self._fingerprint)
+        draft, agreement = model.engine.limits, self._agreement()
+        service = Service(model.name, router, self._verifier, model.text, draft, agreement, self._keys, metrics)
         return create_app(service)
 
     def _agreement(self) -> Agreement:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -39,17 +39,25 @@ class RequestMetrics:
             ("endpoint", "status"),
             registry=self._registry,
         )
+        self.in_flight = Gauge("draftree_in_flight", "Requests from admission to their end.", registry=self._registry)
+        self.replays = self._counter("replays", "Requests that went on elsewhere, by what became of where they were.")
+        self.stalled = self._counter("stalled_attempts", "Replicas given up because they said nothing.", ())
+        self.given_up = self._counter("given_up", "Requests that lost their replica once too often.", ())
         self.first_text = self._histogram("time_to_first_text", "From a request's arrival to its first text.")
         self.between_texts = self._histogram("time_between_texts", "Between two pieces of a text; a piece is one run.")
         self.whole = self._histogram("request_duration", "From a request's arrival to the end of its text.")
 
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("reason",)) -> Counter:
+        return Counter(f"draftree_{name}", text, labels, registry=self._registry)
+
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"draftree_{name}_seconds", text, buckets=SECONDS, registry=self._registry)
 
-    def render(self, stats: EngineStats | None, router: RouterCollector) -> bytes:
+    def render(self, stats: EngineStats | None, router: RouterCollector | None = None) -> bytes:
         """Prometheus's text; without the engine's part when it could not be had."""
         others = CollectorRegistry()
-        others.register(router)
+        if router is not None:
+            others.register(router)
         if stats is not None:
             others.register(_EngineCollector(stats))
         return generate_latest(self._registry) + generate_latest(others)

@@ -43,6 +43,7 @@ class SpeculationDetails(BaseModel):
     accepted_tokens: int  # guesses that became output
     mean_acceptance_length: float | None  # tokens for each step, the bonus token included; null without a step
     acceptance_by_position: list[float]  # of the walks that came to guesses at a depth, the share that went on
+    replays: int  # how often the request went on with another verifier
 
 
 class ServedUsage(CompletionUsage):
@@ -74,6 +75,7 @@ def _speculation(usage: Usage, limits: DraftLimits) -> SpeculationDetails:
         accepted_tokens=min(done.accepted_tokens, usage.completion_tokens),
         mean_acceptance_length=None if length is None else round(length, 3),
         acceptance_by_position=[round(share, 3) for share in done.acceptance_where_tried],
+        replays=usage.replays,
     )
 
 

@@ -1,7 +1,7 @@
 """From an admitted request to pieces of text: limits, the seed, stop strings, and what was used.
 
-Knows token ids and text. Knows no HTTP and no Ray: the verifier is a protocol of two methods. The request, its seed
-and its text state live here, a verifier holds only caches.
+Knows token ids and text. Knows no HTTP and no Ray. The request, its seed and its text state live here, a verifier holds
+only caches; so a verifier may be lost (`deployments.replay`), and the text goes on.
 """
 
 from __future__ import annotations
@@ -12,32 +12,19 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from deployments.errors import ApiError, refused
+from deployments.metrics import RequestMetrics
+from deployments.replay import Patience, Replays
+from deployments.replay import Verifier as Verifier
 from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.sequence import Progress, Request
-from workers.stats import EngineStats, Speculation
+from workers.stats import Speculation
 from workers.text import Detokenizer, StopStrings, Text
 
 log = logging.getLogger("ray.serve")
-
-
-class Verifier(Protocol):
-    """A verifier replica, from here. Tests put a script in its place."""
-
-    def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
-        """Runs of tokens until one has a finish. Closing the generator before that aborts the request."""
-        ...
-
-    async def stats(self) -> EngineStats:
-        """The engine's figures.
-
-        Raises:
-            Exception: the replica cannot work; the text says why.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +60,7 @@ class Usage(NamedTuple):
     cached_tokens: int
     speculation: Speculation = Speculation()
     limits: DraftLimits | None = None  # of draft trees, that were in force; None: the engine's
+    replays: int = 0
 
 
 class Piece(NamedTuple):
@@ -85,21 +73,30 @@ class Piece(NamedTuple):
 
 
 class Router:
-    """Admits requests and turns a verifier's runs into text."""
+    """Admits requests and turns their runs into text."""
 
-    def __init__(self, verifier: Verifier, text: Text, limits: Limits) -> None:
-        self._verifier, self._text, self._limits = verifier, text, limits
+    def __init__(
+        self,
+        verifier: Verifier,
+        text: Text,
+        limits: Limits,
+        metrics: RequestMetrics | None = None,
+        patience: Patience | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        self._text, self._limits = text, limits
+        self._replays = Replays(verifier, metrics or RequestMetrics(), patience or Patience(), fingerprint)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces of text until one has a finish. Closing the generator aborts the request.
 
         Raises:
-            ApiError: the request cannot be served, or the verifier gave up on it.
+            ApiError: the request cannot be served, or was given up.
         """
         request = self.admit(generation)
         stops = self._text.stop_strings(generation.stop)
         text = _TextOf(self._text.detokenizer(continues=generation.continues), stops, bool(generation.stop))
-        async with aclosing(self._verifier.generate(request)) as runs:
+        async with aclosing(self._replays.generate(request)) as runs:
             async for run in runs:
                 if run.finish in ("abort", "error"):
                     log.error("request %s ended with %s: %s", request.id, run.finish, run.error)
@@ -111,10 +108,9 @@ class Router:
                     continue
                 assert run.usage is not None, "an engine says with each run what was used"
                 num_prompt, cached = len(request.prompt_ids), run.usage.cached_tokens
-                used = Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits)
+                used = Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits, run.usage.replays)
                 yield Piece(piece, finish, used, text.num_tokens)
                 return
-        raise ApiError(500, "The model left this request unfinished.", code="failed")
 
     def admit(self, generation: Generation) -> Request:
         """The engine's request for ``generation``, with a seed.

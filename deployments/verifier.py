@@ -15,12 +15,17 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ray.exceptions import RayActorError
+
 from deployments.autoscaling import VerifierReport
-from deployments.checks import engine_spec
+from deployments.checks import engine_spec, fingerprint
+from deployments.fleet import Placement
 from deployments.rendezvous import ServeFinder
+from deployments.routing import FINGERPRINT
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
 from workers.build import build_engine
+from workers.inbox import EngineDead
 from workers.remote.placement import Elsewhere
 from workers.sequence import Listener, Progress, Request
 from workers.stats import EngineStats
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 log = logging.getLogger("ray.serve")
-STALL_S = 60.0  # with requests to run and no step in this time, the engine is given up for lost
+BEAT_S = 1.0  # between two signs of life of an engine that makes steps and has nothing to say to a request
 
 
 class Engine(Protocol):
@@ -48,24 +53,50 @@ class Engine(Protocol):
 class EngineHost:
     """An engine that runs on another thread, offered to coroutines."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: Engine, stall_s: float, beat_s: float = BEAT_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``stall_s``: with requests to run and no step for so long, the engine is given up for lost."""
         self.engine = engine
-        self._clock = clock
+        self._stall_s, self._beat_s, self._clock = stall_s, beat_s, clock
         self._steps, self._moved_at = -1, clock()
 
     async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
-        """The request's progress until its finish. Closed or cancelled before that, the request is aborted."""
+        """The request's progress until its finish. Closed or cancelled before that, the request is aborted.
+
+        While there is none but the engine makes steps, an empty one comes now and then: so whoever waits can tell a
+        request that has to wait its turn from an engine that is stuck.
+
+        Raises:
+            EngineDead: the engine failed, not this request.
+        """
         mailbox = Mailbox()
         self.engine.submit(request, mailbox.post)
         finished = False
         try:
             while not finished:
-                progress = await mailbox.take()
+                progress = await self._word(request, mailbox)
                 finished = progress.finish is not None
+                if progress.finish == "error" and self.engine.dead is not None:
+                    raise EngineDead(self.engine.dead)
                 yield progress
         finally:
             if not finished:
                 self.engine.abort(request.id)
+
+    async def _word(self, request: Request, mailbox: Mailbox) -> Progress:
+        steps = self._counted_steps
+        while True:
+            try:
+                async with asyncio.timeout(self._beat_s):
+                    return await mailbox.take()
+            except TimeoutError:
+                if self._counted_steps != steps:
+                    return Progress(request.id, ())
+
+    @property
+    def _counted_steps(self) -> int:
+        return self.engine.stats().counters.steps
 
     def stats(self) -> EngineStats:
         return self.engine.stats()
@@ -74,14 +105,14 @@ class EngineHost:
         """To be called now and then.
 
         Raises:
-            DraftreeError: the engine serves no more, or has not made a step for `STALL_S` although it had work.
+            DraftreeError: the engine serves no more, or has not made a step for ``stall_s`` although it had work.
         """
         if self.engine.dead is not None:
             raise DraftreeError(self.engine.dead)
         stats, now = self.engine.stats(), self._clock()
         if stats.counters.steps != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved_at = stats.counters.steps, now
-        if now - self._moved_at > STALL_S:
+        if now - self._moved_at > self._stall_s:
             raise DraftreeError(f"the engine has made no step for {now - self._moved_at:.0f} seconds")
 
 
@@ -114,6 +145,13 @@ class Mailbox:
         return Progress(last.request_id, tuple(tokens), last.finish, last.usage, last.error)
 
 
+class ReplicaLost(RayActorError):
+    """An engine that is dead or stuck, so called that Serve replaces its replica at once.
+
+    Of other errors of a health check it waits for three in a row. But no engine comes back to life.
+    """
+
+
 class VerifierReplica:
     """Loads the model and serves it; the engine's thread is this process's heart."""
 
@@ -121,11 +159,14 @@ class VerifierReplica:
         """``drafter``: the deployment in which the draft network runs; None: it runs here, if there is one."""
         self._elsewhere = Elsewhere(ServeFinder(drafter)) if drafter else None
         engine, _ = build_engine(engine_spec(settings), log.info, self._elsewhere)
+        self._config = engine.config
+        self._fingerprint = fingerprint(settings) + engine.verifier.fingerprint
         engine.start()
-        self._host = EngineHost(engine)
+        self._host = EngineHost(engine, settings.stall_timeout_s)
         self._report = VerifierReport(engine.config.max_running)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+    async def generate(self, request: Request, _: Placement) -> AsyncGenerator[Progress, None]:
+        """``_`` was for those who chose this replica."""
         async with aclosing(self._host.generate(request)) as runs:
             async for progress in runs:
                 yield progress
@@ -139,5 +180,25 @@ class VerifierReplica:
         """What Serve's policy goes by (`deployments.autoscaling`)."""
         return self._report(self._host.stats(), self._elsewhere.figures if self._elsewhere else None)
 
+    def record_replica_metadata(self) -> dict[str, str]:
+        """Asked once by Serve, for `deployments.routing`."""
+        return {FINGERPRINT: self._fingerprint}
+
+    def record_routing_stats(self) -> dict[str, int]:
+        """Asked now and then by Serve, for `deployments.routing`: the fields of a `deployments.fleet.Report`."""
+        stats = self._host.stats()
+        return {
+            "requests": stats.running + stats.waiting,
+            "max_running": self._config.max_running,
+            "free_tokens": stats.pages_free * self._config.page_size,
+        }
+
     def check_health(self) -> None:
-        self._host.check()
+        """
+        Raises:
+            ReplicaLost: this replica will serve no more.
+        """
+        try:
+            self._host.check()
+        except DraftreeError as error:
+            raise ReplicaLost(error_msg=str(error)) from None

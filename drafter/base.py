@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from verifier.features import Fusion
 
+CATCH_UP_ROWS = 1024  # tokens that a drafter reads in one round; longer texts take several, without guesses meanwhile
+
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:

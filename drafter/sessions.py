@@ -20,15 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter.base import DraftRequest
+from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.network import DraftNetwork
 from verifier.attention.layout import RowLayout
 from verifier.batch import Segment
 from verifier.pages import PageLease, PageTable
 from verifier.pool import PagePool
 from verifier.tree import TokenTree
-
-CATCH_UP_ROWS = 1024  # context slots computed in one round; longer texts take several, without guesses meanwhile
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What a step costs, in seconds, as measured on this machine at this load.
 
-Two prices: of a forward pass by its rows and the keys that they attend to, and of drafting by depth and batch. Knows
-counts and seconds. Knows no trees, no tokens and no clock.
+Three prices: of a forward pass by its rows and the keys that they attend to, of drafting by depth and batch, and of the
+text that has to be read for it. Knows counts and seconds. Knows no trees, no tokens and no clock.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
+LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
 
 
@@ -44,12 +45,18 @@ class Costs:
         self._by_rows: dict[int, float] = {}  # by padded rows, without keys, at load 1
         self._per_key = 0.0
         self._load = 1.0
-        self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth
+        self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
+        self._drafting_load = 1.0
+        self._per_unread = 0.0
 
     def prices(self) -> Prices:
         """A copy."""
         verifying = {rows: seconds * self._load for rows, seconds in self._by_rows.items()}
-        return Prices(verifying, {batch: dict(by_depth) for batch, by_depth in self._drafting.items()})
+        drafting = {
+            batch: {depth: seconds * self._drafting_load for depth, seconds in by_depth.items()}
+            for batch, by_depth in self._drafting.items()
+        }
+        return Prices(verifying, drafting)
 
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
@@ -64,7 +71,7 @@ class Costs:
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         count = self.padded(rows)
         if count not in self._by_rows:
-            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1)
+            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1, LEAST)
             return
         surprise = _surprise(seconds, self.verifying(rows, keys))
         self._by_rows[count] *= math.exp(LEARNING_RATE * surprise)
@@ -79,22 +86,40 @@ class Costs:
         """Of trees so deep for so many sequences; 0 before anything was measured.
 
         An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch what the nearest does.
+        And no depth costs more than a deeper one, or than its levels in proportion to a shallower one: or else one that
+        was slow by chance when it was first measured would never be measured again.
         """
         if not self._drafting or not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
         by_depth = self._drafting[min(self._drafting, key=lambda known: abs(math.log2(known / size)))]
         nearest = min(by_depth, key=lambda known: abs(known - depth))
-        return by_depth[nearest] * depth / nearest
+        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
+        return self._drafting_load * min(by_depth[nearest] * depth / nearest, *bounds)
 
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
+        """Here too, what all depths and batches have become dearer by is kept apart."""
         by_depth = self._drafting.setdefault(_power_of_two(batch), {})
-        known = by_depth.get(depth)
-        by_depth[depth] = seconds if not known else known * math.exp(LEARNING_RATE * _surprise(seconds, known))
+        if depth not in by_depth:
+            by_depth[depth] = max(seconds, LEAST) / self._drafting_load
+            return
+        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * by_depth[depth]))
+        by_depth[depth] *= change
+        self._drafting_load *= change
+
+    def reading(self, tokens: float) -> float:
+        """Of so much text that a drafter has not seen yet; 0 before it was measured."""
+        return self._per_unread * tokens
+
+    def observe_reading(self, tokens: int, seconds: float) -> None:
+        if self._per_unread:
+            self._per_unread *= math.exp(LEARNING_RATE * _surprise(seconds, self.reading(tokens)))
+        else:
+            self._per_unread = max(seconds, LEAST) / tokens
 
 
 def _surprise(seconds: float, estimate: float) -> float:
-    ratio = math.log(max(seconds, 1e-9) / max(estimate, 1e-9))
+    ratio = math.log(max(seconds, LEAST) / max(estimate, LEAST))
     return min(MAX_SURPRISE, max(-MAX_SURPRISE, ratio))
 
 

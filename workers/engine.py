@@ -322,7 +322,10 @@ class Engine:
     # ── when a step fails ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _isolate(self, step: Step, error: Exception) -> None:
-        """Nothing was committed, so each sequence can have the same turn again, alone; it ends if that fails too."""
+        """Nothing was committed, so each sequence can have the same turn again, alone; it ends if that fails too.
+
+        Unless it is not the sequence's fault: then the engine is dead before anybody is told of an end.
+        """
         self.counters.step_failures += 1
         if len(step.turns) > 1:
             logger.warning("a step of %d sequences failed, each gets it alone", len(step.turns), exc_info=error)
@@ -330,21 +333,26 @@ class Engine:
                 if not self.dead:
                     self._verify_and_commit(Step(turns=[turn]))
             return
-        logger.error("request %s failed", step.turns[0].sequence.request.id, exc_info=error)
-        self._finish(step.turns[0].sequence, "error", error=f"{type(error).__name__}: {error}")
-        self._probe()
+        sequence = step.turns[0].sequence
+        logger.error("request %s failed", sequence.request.id, exc_info=error)
+        self.scheduler.remove(sequence)
+        if fault := self._fault():
+            self.inbox.close(f"the verifier is broken: {fault}")
+            self._end_all()
+        else:
+            self._finish(sequence, "error", error=f"{type(error).__name__}: {error}")
 
-    def _probe(self) -> None:
-        """Gives the engine up when its verifier cannot even compute one token; there is a page, as one just ended."""
+    def _fault(self) -> str | None:
+        """Why the verifier cannot even compute one token; there is a page, as one sequence has just lost its own."""
         lease = self.pages.open((0,))
         self.pages.grow(lease, 1)
         try:
             self.verifier.forward(StepPlan((Segment(0, TokenTree.chain((0,)), tuple(lease.pages)),)))
         except Exception as error:
-            self.inbox.close(f"the verifier is broken: {type(error).__name__}: {error}")
-            self._end_all()
+            return f"{type(error).__name__}: {error}"
         finally:
             self.pages.close(lease)
+        return None
 
     def _serve(self) -> None:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from drafter.base import DraftRequest
+from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
@@ -19,7 +19,12 @@ from workers.costs import Costs
 PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
 MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
-MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 8, 512  # steps
+MIN_PROBE_INTERVAL = 8  # steps, for each sequence
+MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
+LENGTH = 100.0  # tokens of an answer, before any has ended
+SLOWLY = 0.1  # of an expectation towards what came last
+LEAST_ANSWERED = 0.01
+NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
 class Load(NamedTuple):
@@ -120,7 +125,24 @@ class _Known:
     """About one sequence."""
 
     hazards: Hazards
+    prompt: int = 0  # tokens that were there when it began to decode
+    length: int = 0  # tokens that are there now
+    read: int = 0  # of these, how many its drafters have seen
     idle: int = 0  # steps since it drafted
+
+    @property
+    def unread(self) -> int:
+        return self.length - self.read
+
+    def see(self, length: int) -> None:
+        """A step has come in which it may draft."""
+        self.prompt, self.length, self.idle = self.prompt or length, length, self.idle + 1
+
+    def read_on(self, most: int) -> int:
+        """It drafts. Returns how many tokens its drafters read first."""
+        tokens = min(self.unread, most)
+        self.read, self.idle = self.read + tokens, 0
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -145,23 +167,33 @@ class AdaptivePolicy:
         self._max_stretch = max_stretch
         self._all = Hazards()
         self._known: dict[int, _Known] = {}
+        self._length = LENGTH  # tokens of an answer to expect
+        self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
+        self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
+        self._reading = 0  # tokens that drafters have to read in this step
+        self._asked = 0  # sequences about which an answer was to be had
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         self._spent = 0.0
-        chosen, probe_interval = self._worth_drafting(requests, load), self._probe_interval(load)
-        limited: list[DraftRequest] = []
         for request in requests:
-            known = self._of(request.sequence)
-            known.idle += 1
-            depth = chosen.get(request.sequence, 1 if known.idle >= probe_interval else 0)
-            if depth:
-                known.idle = 0
+            self._of(request.sequence).see(len(request.ids))
+        depths = self._worth_drafting(requests, load)
+        depths |= self._probes([request.sequence for request in requests if request.sequence not in depths], load)
+        limited: list[DraftRequest] = []
+        room = CATCH_UP_ROWS
+        for request in requests:
+            if depth := depths.get(request.sequence, 0):
+                room -= self._of(request.sequence).read_on(room)
                 limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
                 limited.append(replace(request, limits=limits))
+        self._reading = CATCH_UP_ROWS - room
         return limited
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
+        if self._asked:
+            self._answered += SLOWLY * (len(trees) / self._asked - self._answered)
+            self._asked = 0
         ranked = sorted(
             (-scored.survival[node], rank, sequence)
             for sequence, scored in trees.items()
@@ -193,14 +225,25 @@ class AdaptivePolicy:
         self._of(sequence).hazards.learn(outcomes)
 
     def forget(self, sequence: int) -> None:
-        self._known.pop(sequence, None)
+        if known := self._known.pop(sequence, None):
+            self._length += SLOWLY * (known.length - known.prompt - self._length)
 
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
         self._spent = seconds
         depth, batch = _deepest(requests), len(requests)
+        drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(self._reading)
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
-        if answered or seconds > self.costs.drafting(depth, batch):
-            self.costs.observe_drafting(depth, batch, seconds)
+        if not answered and seconds < NO_TIME * (drafting + reading):
+            return
+        much = self._reading > MUCH_TEXT
+        self._asked = 0 if much else batch
+        if much and not (drafting and reading):  # the first of its kind
+            self.costs.observe_reading(self._reading, seconds - drafting)
+            return
+        surprise = seconds / (drafting + reading) if drafting else 1.0
+        self.costs.observe_drafting(depth, batch, drafting * surprise if drafting else seconds)
+        if much:
+            self.costs.observe_reading(self._reading, reading * surprise)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)
@@ -216,16 +259,48 @@ class AdaptivePolicy:
             request.sequence: self._of(request.sequence).hazards.expected(request.limits.max_draft)
             for request in requests
         }
+        entering = {sequence: self._entering(sequence) for sequence in expected}
+        token_s = self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
         forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
         for depth in range(1, _deepest(requests) + 1):
             gains = sorted(
-                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in expected.items()), reverse=True
+                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in expected.items()),
+                key=lambda each: (each[0] * token_s - entering[each[1]], each),
+                reverse=True,
             )
             for count in _counts(len(gains)):
-                drafting = self.costs.drafting(depth, count)
+                # Where only some questions are answered, guesses cost as much as all the questions.
+                asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
+                drafting = asking + sum(entering[sequence] for _, sequence in gains[:count])
                 form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, drafting)
                 forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
         return forms[self._best(list(forms), load)]
+
+    def _entering(self, sequence: int) -> float:
+        """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come.
+
+        It is expected to go on for as long as answers are on average, or for as long as it has been.
+        """
+        known = self._of(sequence)
+        return self.costs.reading(known.unread) / max(1.0, self._length, known.length - known.prompt)
+
+    def _probes(self, idle: Sequence[int], load: Load) -> dict[int, int]:
+        """Those that shall draft, though it does not pay, to find out whether it has begun to. At depth 1.
+
+        Their price is saved for, step by step, out of what steps take: so it is a small share of the time, however dear
+        drafts are, and however many sequences there are or however soon they end.
+        """
+        waiting = sorted(idle, key=lambda sequence: -self._of(sequence).idle)
+        due = [sequence for sequence in waiting if self._of(sequence).idle >= MIN_PROBE_INTERVAL]
+        if waiting:
+            self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
+        for count in reversed(_counts(len(due))):
+            unread = sum(self._of(sequence).unread for sequence in due[:count])
+            price = self.costs.drafting(1, count) + self.costs.reading(unread)
+            if price <= self._saved:
+                self._saved = 0.0
+                return dict.fromkeys(due[:count], 1)
+        return {}
 
     def _best(self, forms: Sequence[_Form], load: Load) -> _Form:
         """The form with the best yield.
@@ -252,13 +327,6 @@ class AdaptivePolicy:
     def _seconds(self, form: _Form, load: Load) -> float:
         keys = load.keys + form.rows * load.context
         return self.costs.verifying(load.rows + form.rows, keys) + form.drafting
-
-    def _probe_interval(self, load: Load) -> float:
-        """Steps after which the price of a shallow draft is small beside what these steps took."""
-        plain = self.costs.verifying(load.rows, load.keys)
-        price = self.costs.drafting(1, 1)
-        interval = price / (PROBE_SHARE * plain) if plain > 0 else 0.0
-        return min(MAX_PROBE_INTERVAL, max(MIN_PROBE_INTERVAL, interval))
 
 
 def _deepest(requests: Iterable[DraftRequest]) -> int:

@@ -104,6 +104,7 @@ class Usage(Speculation):
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when the request was first admitted
     output_tokens: int = 0  # a replay's earlier ones included
     preemptions: int = 0
+    replays: int = 0  # counted by whoever replays
 
 
 @dataclass

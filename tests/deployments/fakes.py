@@ -14,6 +14,7 @@ from deployments.admission import Admission
 from deployments.aggregator import Aggregator
 from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.api import Service
+from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
 from deployments.speculation import DraftGuide
@@ -100,8 +101,9 @@ class ScriptedVerifier:
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress, None]:
+    async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
         self.requests.append(request)
+        placement.accepted = True
         try:
             for progress in self.script(request):
                 await asyncio.sleep(self.pause_s)

@@ -30,6 +30,7 @@ from tests.deployments.fakes import (
 )
 from verifier.errors import DraftreeError
 from workers.sequence import Progress, Request
+from workers.text import Text
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 LONG = "context_length_exceeded"
@@ -79,6 +80,7 @@ async def test_a_chat_is_answered() -> None:
             "accepted_tokens": 6,
             "mean_acceptance_length": 2.0,
             "acceptance_by_position": [1.0, 0.0],
+            "replays": 0,
         },
     }
 
@@ -258,11 +260,12 @@ async def test_a_failure_after_it_is_an_event_and_then_the_end() -> None:
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks[:-1])
 
 
-async def test_what_nobody_foresaw_is_500_without_its_text() -> None:
-    def script(request: Request) -> list[Progress]:
+async def test_what_nobody_foresaw_is_500_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chat_ids(*_: object) -> list[int]:
         raise RuntimeError("SECRET")
 
-    answer = await post("/v1/chat/completions", CHAT, ScriptedVerifier(script))
+    monkeypatch.setattr(Text, "chat_ids", chat_ids)
+    answer = await post("/v1/chat/completions", CHAT)
     assert answer.status_code == 500
     assert "SECRET" not in answer.text
 

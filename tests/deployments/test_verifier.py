@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.verifier import STALL_S, EngineHost, Mailbox
+from deployments.verifier import EngineHost, Mailbox
 from tests.deployments.fakes import IDLE, until, usage
 from verifier.errors import BadRequest, DraftreeError
 from verifier.sampling import SamplingParams
+from workers.inbox import EngineDead
 from workers.sequence import Listener, Progress, Request
 from workers.stats import Counters, EngineStats
 
+STALL_S = 60.0
 REQUEST = Request("r", (1, 2), SamplingParams(), 100)
 
 
@@ -56,7 +58,7 @@ async def collect(host: EngineHost) -> list[Progress]:
 
 async def test_progress_crosses_the_threads_in_order() -> None:
     engine = ManualEngine()
-    task = asyncio.create_task(collect(EngineHost(engine)))
+    task = asyncio.create_task(collect(EngineHost(engine, STALL_S)))
     await until(lambda: bool(engine.listeners))
     for token in range(50):
         run_on_thread(engine, Progress("r", (token,)))
@@ -72,7 +74,7 @@ async def test_progress_crosses_the_threads_in_order() -> None:
 
 async def test_what_piles_up_is_one_run() -> None:
     engine = ManualEngine()
-    runs = EngineHost(engine).generate(REQUEST)
+    runs = EngineHost(engine, STALL_S).generate(REQUEST)
     first = asyncio.ensure_future(anext(runs))
     await until(lambda: bool(engine.listeners))
     run_on_thread(engine, Progress("r", (1, 2)), Progress("r", (3,)), Progress("r", (4,), "length", usage(REQUEST)))
@@ -97,7 +99,7 @@ async def test_no_letter_is_lost_between_two_busy_threads() -> None:
 
 async def test_a_cancelled_reader_aborts() -> None:
     engine = ManualEngine()
-    task = asyncio.create_task(collect(EngineHost(engine)))
+    task = asyncio.create_task(collect(EngineHost(engine, STALL_S)))
     await until(lambda: bool(engine.listeners))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -106,7 +108,7 @@ async def test_a_cancelled_reader_aborts() -> None:
 
 async def test_a_closed_generator_aborts() -> None:
     engine = ManualEngine()
-    runs = EngineHost(engine).generate(REQUEST)
+    runs = EngineHost(engine, STALL_S).generate(REQUEST)
     first = asyncio.ensure_future(anext(runs))
     await until(lambda: bool(engine.listeners))
     run_on_thread(engine, Progress("r", (1,)))
@@ -118,13 +120,37 @@ async def test_a_closed_generator_aborts() -> None:
 async def test_a_refused_request_is_raised_and_not_aborted() -> None:
     engine = ManualEngine()
     with pytest.raises(BadRequest):
-        await anext(EngineHost(engine).generate(replace(REQUEST, max_tokens=0)))
+        await anext(EngineHost(engine, STALL_S).generate(replace(REQUEST, max_tokens=0)))
     assert engine.aborted == []
+
+
+async def test_a_request_that_waits_hears_of_the_steps_that_others_get() -> None:
+    """Or whoever watches could not tell a busy engine from one that is stuck."""
+    engine = ManualEngine()
+    runs = EngineHost(engine, STALL_S, beat_s=0.005).generate(REQUEST)
+    word = asyncio.ensure_future(anext(runs))
+    await until(lambda: bool(engine.listeners))
+    await asyncio.sleep(0.05)
+    assert not word.done(), "no steps, no word"
+    engine.figures = replace(IDLE, running=1, waiting=1, counters=Counters(steps=1))
+    assert await asyncio.wait_for(word, 5) == Progress("r", ())
+    run_on_thread(engine, Progress("r", (1,), "stop", usage(REQUEST)))
+    assert [run.tokens async for run in runs if run.tokens] == [(1,)]
+
+
+async def test_the_end_of_an_engine_is_not_the_requests_fault() -> None:
+    engine = ManualEngine()
+    word = asyncio.ensure_future(anext(EngineHost(engine, STALL_S).generate(REQUEST)))
+    await until(lambda: bool(engine.listeners))
+    engine.dead = "the verifier is broken: RuntimeError: boom"
+    run_on_thread(engine, Progress("r", (), "error", error=engine.dead))
+    with pytest.raises(EngineDead, match="boom"):
+        await asyncio.wait_for(word, 5)
 
 
 def test_a_dead_engine_is_unhealthy() -> None:
     engine = ManualEngine()
-    host = EngineHost(engine)
+    host = EngineHost(engine, STALL_S)
     host.check()
     engine.dead = "the engine failed: RuntimeError: boom"
     with pytest.raises(DraftreeError, match="boom"):
@@ -134,7 +160,7 @@ def test_a_dead_engine_is_unhealthy() -> None:
 def test_an_engine_that_stalls_is_unhealthy_and_an_idle_one_is_not() -> None:
     engine = ManualEngine()
     now = 0.0
-    host = EngineHost(engine, clock=lambda: now)
+    host = EngineHost(engine, STALL_S, clock=lambda: now)
 
     def check(steps: int, running: int, at: float) -> None:
         nonlocal now

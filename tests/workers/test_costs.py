@@ -74,3 +74,44 @@ def test_drafting_is_priced_by_depth_and_batch() -> None:
     assert costs.drafting(4, 1) == pytest.approx(0.3)
     assert costs.drafting(2, 16) == pytest.approx(1.0)
     assert costs.drafting(0, 4) == costs.drafting(4, 0) == 0.0
+
+
+def test_a_depth_that_was_slow_by_chance_at_first_is_tried_again() -> None:
+    """Its first price stayed, since at that price nobody drafted so deep any more."""
+    costs = make_costs()
+    costs.observe_drafting(5, 1, 3.0)
+    costs.observe_drafting(1, 1, 0.01)
+    assert costs.drafting(5, 1) == pytest.approx(0.05)
+    assert costs.drafting(4, 1) == pytest.approx(0.04)
+
+
+def test_a_drafter_that_has_become_slow_is_slow_at_every_depth() -> None:
+    """Each depth had to be found out by itself, at the drafter's new price every time."""
+    costs = make_costs()
+    costs.observe_drafting(1, 1, 0.01)
+    costs.observe_drafting(3, 4, 0.02)
+    for _ in range(60):
+        costs.observe_drafting(1, 1, 0.5)
+    assert costs.drafting(1, 1) == pytest.approx(0.5, rel=0.01)
+    assert costs.drafting(3, 4) > 0.1
+
+
+def test_reading_is_priced_by_the_token() -> None:
+    costs = make_costs()
+    assert costs.reading(100) == 0.0
+    costs.observe_reading(100, 0.2)
+    assert costs.reading(1000) == pytest.approx(2.0)
+    for _ in range(60):
+        costs.observe_reading(50, 0.2)
+    assert costs.reading(100) == pytest.approx(0.4, rel=0.01)
+
+
+def test_a_clock_that_stands_still_or_goes_back_makes_no_price_that_cannot_be_corrected() -> None:
+    costs = make_costs(r1=0.0)
+    costs.observe_drafting(1, 1, -1.0)
+    costs.observe_reading(10, -1.0)
+    for _ in range(400):
+        costs.observe_verifying(1, 0, 1.0)
+        costs.observe_drafting(1, 1, 1.0)
+        costs.observe_reading(10, 1.0)
+    assert (costs.verifying(1, 0), costs.drafting(1, 1), costs.reading(10)) == pytest.approx((1, 1, 1), rel=0.01)

@@ -160,9 +160,12 @@ def test_the_end_of_a_run_teaches_nothing_about_what_lies_beyond() -> None:
 # ── in an engine, against the best fixed depth ───────────────────────────────────────────────────────────────────────
 
 
-def make_world(price: Price, p: float, per_level: float, max_draft: int, *, adaptive: bool) -> World:
+def make_world(
+    price: Price, p: float, per_level: float, max_draft: int, *, adaptive: bool, known: bool = True
+) -> World:
+    """``known``: it has guessed before."""
     config = EngineConfig(
-        num_pages=400,
+        num_pages=1600,
         page_size=8,
         max_rows=96,
         prefix_cache=False,
@@ -174,7 +177,8 @@ def make_world(price: Price, p: float, per_level: float, max_draft: int, *, adap
     if adaptive:
         engine = world.engine
         profile(engine.verifier, engine.pages, engine.costs, world.clock)
-        world.tokens_per_s(4, 40)  # it gets to know the drafter
+        if known:
+            world.tokens_per_s(4, 40)  # it gets to know the drafter
     return world
 
 
@@ -198,6 +202,68 @@ def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
     }
     adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
     assert adaptive >= 0.97 * max(fixed.values()), fixed
+
+
+def test_a_long_first_prompt_does_not_make_guesses_look_dear() -> None:
+    """Reading it was taken for the price of the guesses, which were then bought no more."""
+    world = make_world(staircase, 0.9, 0.003, 8, adaptive=True, known=False)
+    world.drafter.per_unread = 0.0002
+    world.tokens_per_s(1, 20, num_prompt=900)
+    assert world.engine.costs.drafting(1, 1) == pytest.approx(0.003, rel=0.2)
+    assert world.engine.costs.reading(1000) == pytest.approx(0.2, rel=0.2)
+    before = world.engine.stats().counters.speculation.accepted_tokens
+    world.tokens_per_s(1, 100)
+    assert world.engine.stats().counters.speculation.accepted_tokens > before + 50
+
+
+def test_no_text_is_read_for_the_few_tokens_that_are_left_to_guess() -> None:
+    """To read a prompt takes longer here than all guesses about its answer could save."""
+
+    def rate(*, guessing: bool) -> float:
+        world = make_world(staircase, 0.9, 0.003, 8 if guessing else 0, adaptive=guessing, known=False)
+        world.drafter.per_unread = 0.001
+        world.tokens_per_s(40, 4, num_prompt=200)  # how long answers are is not known before some have ended
+        return world.tokens_per_s(40, 4, num_prompt=200)
+
+    assert rate(guessing=True) >= 0.97 * rate(guessing=False)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_drafter_that_takes_its_time_and_says_nothing_is_asked_no_more(count: int) -> None:
+    """It was asked in every step for good: what it would be worth was learnt from its trees alone, and it had none."""
+
+    def rate(*, guessing: bool) -> float:
+        world = make_world(staircase, 0.9, 0.005, 4 if guessing else 0, adaptive=guessing, known=False)
+        world.drafter.silent = True
+        world.tokens_per_s(count, 100)
+        return world.tokens_per_s(count, 100)
+
+    assert rate(guessing=True) >= 0.97 * rate(guessing=False)
+
+
+def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short() -> None:
+    """Each sequence counted its own steps up to its probe, and ended before."""
+    world = make_world(staircase, 0.9, 0.05, 4, adaptive=True)
+    world.drafter.per_level = 0.001
+    for _ in range(60):
+        world.tokens_per_s(1, 20)
+    assert world.engine.costs.drafting(1, 1) < 0.02
+
+
+def test_many_sequences_do_not_probe_more_than_one_does() -> None:
+    """Each counted for itself: sixteen that had begun one after the other took sixteen times their share, and with a
+    drafter that was dear enough, probes had a least frequency whatever they cost.
+    """
+    world = make_world(staircase, 0.0, 0.1, 4, adaptive=True)
+    drafter, engine = world.drafter, world.engine
+    began, spent = world.clock(), drafter.spent
+    for request in world.requests(16, 250):
+        engine.submit(request, lambda progress: None)
+        engine.step()
+        engine.step()
+    while engine.step():
+        pass
+    assert 0 < drafter.spent - spent <= 0.02 * (world.clock() - began)
 
 
 def test_fixed_means_fixed() -> None:

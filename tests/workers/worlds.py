@@ -37,17 +37,28 @@ class ScriptedDraft(InstantDraft):
     """Knows the truth and tells it with probability ``p``, at a price for each level; says what it thinks of itself.
 
     Attributes:
-        p: chance of each guess, may be changed at any time.
+        p: chance of each guess, may be changed at any time, as may the prices.
+        per_level, per_unread: seconds for each level of a batch's trees, and for each token that it has not read yet.
+        silent: it takes its time and has nothing to say.
+        spent: seconds altogether.
     """
 
     def __init__(self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, per_level: float):
         super().__init__()
         self._truth, self._clock = truth, clock
-        self.p, self._per_level = p, per_level
+        self.p, self.per_level, self.per_unread = p, per_level, 0.0
+        self.silent = False
+        self.spent = 0.0
+        self._read: dict[int, int] = {}
 
     def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
-        self._clock.now += self._per_level * max((request.limits.max_draft for request in batch), default=0)
-        return super().propose_all(batch)
+        unread = sum(len(request.ids) - self._read.get(request.sequence, 0) for request in batch)
+        self._read |= {request.sequence: len(request.ids) for request in batch}
+        levels = max((request.limits.max_draft for request in batch), default=0)
+        seconds = self.per_level * levels + self.per_unread * unread
+        self._clock.now += seconds
+        self.spent += seconds
+        return {} if self.silent else super().propose_all(batch)
 
     def propose(self, request: DraftRequest) -> ScoredTree:
         builder = TreeBuilder(request.ids[-1], request.limits)
@@ -73,20 +84,22 @@ class World:
         self.drafter = ScriptedDraft(self._truth, self.clock, p, per_level)
         self.engine = Engine(verifier, self.drafter, config, self.clock)
 
-    def requests(self, count: int, max_tokens: int) -> list[Request]:
+    def requests(self, count: int, max_tokens: int, num_prompt: int = 3) -> list[Request]:
+        more = (2,) * (num_prompt - 3)
         requests = [
-            Request(f"{i}", (1 + i % 20, 2, 3 + i // 20), SamplingParams(seed=i), max_tokens) for i in range(count)
+            Request(f"{i}", (1 + i % 20, 2, 3 + i // 20, *more), SamplingParams(seed=i), max_tokens)
+            for i in range(count)
         ]
         for request in requests:
-            self.texts[request.prompt_ids] = (
+            self.texts[request.prompt_ids[:3]] = (
                 *request.prompt_ids,
                 *plain_decoding(request.prompt_ids, request.sampling, max_tokens),
             )
         return requests
 
-    def tokens_per_s(self, count: int, max_tokens: int = 150) -> float:
+    def tokens_per_s(self, count: int, max_tokens: int = 150, num_prompt: int = 3) -> float:
         """Of so many requests at the same time."""
-        requests = self.requests(count, max_tokens)
+        requests = self.requests(count, max_tokens, num_prompt)
         began = self.clock()
         results = self.engine.run(requests)
         return sum(len(result.output_ids) for result in results) / (self.clock() - began)
