@@ -11,6 +11,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig
+from ray.serve.schema import LoggingConfig
 
 from deployments.aggregator import AggregatorReplica
 from deployments.checks import engine_spec, served_model
@@ -110,6 +111,7 @@ def _aggregators(args: Settings) -> list[Application]:
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_S,
         ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
+        logging_config=LoggingConfig(enable_access_log=False),  # of a line a second for each ingress
     )(AggregatorReplica)
     return [aggregator.bind(args.ingress_replicas, args.max_draft)]
 

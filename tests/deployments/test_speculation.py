@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -21,6 +22,8 @@ from deployments.speculation import (
 )
 from drafter.base import DraftLimits
 from tests.fakes import ManualClock
+from tests.workers.test_policy import make_world
+from tests.workers.worlds import memory_bound
 from workers.costs import Prices
 from workers.stats import Speculation
 
@@ -152,6 +155,30 @@ def test_it_recovers_when_guesses_become_good(useless_for: int) -> None:
     world.run(3 * PROBE_EVERY)
     assert world.choice == 8
     assert world.depths[-5:] == [8] * 5
+
+
+@pytest.mark.parametrize(("p", "per_level"), [(0.0, 0.003), (0.9, 0.012)])
+def test_an_engine_that_weighs_each_step_loses_nothing_by_it(p: float, per_level: float) -> None:
+    """Promise 3 holds with both scales at work, and where guesses never fit, the slow one spares the probes."""
+    speeds: list[float] = []
+    for slow_scale in (False, True):
+        world = make_world(memory_bound, p, per_level, 8, adaptive=True)
+        control, guide = DraftControl(8, world.clock), DraftGuide(world.clock)
+        tokens, seconds = 0, 0.0
+        for _ in range(5):
+            world.clock.now += PATIENCE_S
+            limits = [guide.limits(KIND, ALLOWED) if slow_scale else ALLOWED for _ in range(2)]
+            requests = [replace(each, limits=limit) for each, limit in zip(world.requests(2, 60), limits, strict=True)]
+            began = world.clock()
+            results = world.engine.run(requests)
+            tokens, seconds = tokens + 2 * 60, seconds + world.clock() - began
+            control.learn_drafter("d", world.engine.costs.prices())
+            for result in results:
+                control.observe(KIND, result.usage)
+            control.decide()
+            guide.obey(control.choices())
+        speeds.append(tokens / seconds)
+    assert speeds[1] >= 0.99 * speeds[0]
 
 
 def test_it_does_not_swing() -> None:
