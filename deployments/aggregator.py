@@ -30,7 +30,7 @@ class Report:
 
     ingress: str  # its name, of its own choice
     uses: Mapping[QuotaId, Use]
-    drafter: str
+    drafter: str = ""  # "": nothing new
     prices: Prices | None = None  # None: nothing new
     done: Mapping[Kind, tuple[Speculation, int]] = field(default_factory=dict)  # since the last report; of how many
 

@@ -18,12 +18,11 @@ from deployments.admission import Admission
 from deployments.aggregator import Aggregator, Decisions, Report
 from deployments.quotas import EXCHANGE_S, Clock
 from deployments.speculation import DraftGuide
-from workers.costs import Prices
 from workers.stats import EngineStats
 
 log = logging.getLogger("ray.serve")
 TIMEOUT_S = 3.0  # of an exchange
-PRICES_S = 10.0  # between two looks at what the verifiers have measured, while there are requests
+LOOK_S = 10.0  # between two looks at what a verifier has measured, while there are requests
 
 
 class Aggregate(Protocol):
@@ -46,9 +45,10 @@ class Agreement:
     """
     Args:
         figures: the verifiers'; may raise.
-        drafter: who guesses.
+        drafter: who guesses, until the figures say.
 
     Attributes:
+        drafter: who guesses.
         decisions: the last ones; None before the first.
     """
 
@@ -66,7 +66,7 @@ class Agreement:
         self._aggregate, self._figures, self._clock = aggregate, figures, clock
         self._name = uuid.uuid4().hex
         self._reached_at = clock()
-        self._priced_at = -PRICES_S
+        self._looked_at = -LOOK_S
         self._trouble = ""
 
     @property
@@ -77,8 +77,11 @@ class Agreement:
     async def exchange(self) -> None:
         """Once. What goes wrong is logged, once as well."""
         done = self.guide.take()
-        prices = (await self._measured()) if done else None
-        report = Report(self._name, self.admission.uses(), self.drafter, prices, done)
+        stats = (await self._look()) if done else None
+        if stats is not None:
+            self.drafter = stats.draft_model or self.drafter
+        news = (self.drafter, stats.prices) if stats else ("", None)
+        report = Report(self._name, self.admission.uses(), *news, done)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 decisions = await self._aggregate.exchange(report)
@@ -108,13 +111,14 @@ class Agreement:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _measured(self) -> Prices | None:
-        if self._clock() - self._priced_at < PRICES_S:
+    async def _look(self) -> EngineStats | None:
+        """A verifier's figures, if it is time to ask for them and they are to be had."""
+        if self._clock() - self._looked_at < LOOK_S:
             return None
-        self._priced_at = self._clock()
+        self._looked_at = self._clock()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return (await self._figures()).prices
+                return await self._figures()
         except Exception as error:
-            log.info("the verifiers' prices are not to be had at the moment: %s", error)
+            log.info("the verifiers' figures are not to be had at the moment: %s", error)
             return None

@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.agreement import Agreement
 from deployments.errors import ApiError, api_error
-from deployments.keys import KeyGuard, KeyRing, key_of
+from deployments.keys import ApiKey, KeyGuard, KeyRing, key_of
 from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, RouterCollector
 from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event, speculation_view
 from deployments.router import Generation, Piece, Router, Verifier
-from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.schema import ChatRequest, CompletionRequest, DraftModelRequest, GenerationRequest, parse
 from deployments.visit import Visit
 from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
@@ -49,6 +49,7 @@ class Service:
     draft: DraftLimits  # what the service allows
     agreement: Agreement
     keys: KeyRing = field(default_factory=lambda: KeyRing({}))
+    exchange: Callable[[str], Awaitable[int]] | None = None  # of the draft model; returns the number of replicas
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time, s
 
@@ -104,6 +105,10 @@ def create_app(service: Service) -> FastAPI:
     async def speculation() -> JSONResponse:
         return JSONResponse(speculation_view(service.model, service.draft, service.agreement))
 
+    @app.post("/v1/draft_model")
+    async def draft_model(request: Request) -> Response:
+        return await _exchange(service, key_of(request), await request.body())
+
     @app.get("/health")
     async def health() -> JSONResponse:
         try:
@@ -144,6 +149,18 @@ async def _counted(visit: Visit, work: Callable[[Visit], Awaitable[Response]]) -
     if not isinstance(response, EventStream):
         visit.finish(response.status_code)
     return response
+
+
+async def _exchange(service: Service, key: ApiKey, raw: bytes) -> Response:
+    if service.exchange is None or not key.admin:
+        message = "The draft model is exchanged with an API key that has admin = true in the file of keys."
+        raise ApiError(403, message, code="admin_only")
+    body = parse(DraftModelRequest, raw)
+    try:
+        replicas = await service.exchange(body.draft_model)
+    except Exception as error:
+        raise api_error(error) from error
+    return JSONResponse({"draft_model": body.draft_model, "replicas": replicas})
 
 
 async def _chat(service: Service, raw: bytes, visit: Visit) -> Response:

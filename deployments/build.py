@@ -84,7 +84,8 @@ def app(args: Settings) -> Application:
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args, *drafters), *_aggregators(args))
+    drafter = drafters[0] if drafters else None
+    return ingress.bind(args, verifier.bind(args, *drafters), drafter, _aggregator(args))
 
 
 def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
@@ -101,10 +102,10 @@ def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
     return [drafter.bind(args)]
 
 
-def _aggregators(args: Settings) -> list[Application]:
+def _aggregator(args: Settings) -> Application | None:
     """The deployment in which several ingresses agree; one alone does so with itself."""
     if args.ingress_replicas == 1:
-        return []
+        return None
     aggregator = serve.deployment(
         name="Aggregator",
         max_ongoing_requests=MAX_ONGOING,
@@ -113,7 +114,7 @@ def _aggregators(args: Settings) -> list[Application]:
         ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
         logging_config=LoggingConfig(enable_access_log=False),  # of a line a second for each ingress
     )(AggregatorReplica)
-    return [aggregator.bind(args.ingress_replicas, args.max_draft)]
+    return aggregator.bind(args.ingress_replicas, args.max_draft)
 
 
 def runs_here() -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any, cast
 
 from ray import serve
@@ -18,6 +17,7 @@ from deployments.admission import Admission
 from deployments.aggregator import Aggregator, AggregatorHandle
 from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.checks import fingerprint, served_model
+from deployments.exchange import ClusterChoice, FleetExchange, with_choice
 from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.metrics import RequestMetrics
@@ -75,11 +75,21 @@ class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(
-        self, settings: Settings, verifier: DeploymentHandle[Any], aggregator: DeploymentHandle[Any] | None = None
+        self,
+        settings: Settings,
+        verifier: DeploymentHandle[Any],
+        drafter: DeploymentHandle[Any] | None = None,
+        aggregator: DeploymentHandle[Any] | None = None,
     ) -> None:
-        """``aggregator``: None where this is the only ingress, which then agrees with itself."""
+        """
+        Args:
+            drafter: the deployment of the draft network, where it has one of its own.
+            aggregator: None where this is the only ingress, which then agrees with itself.
+        """
+        choice = ClusterChoice(settings)
         self._settings = settings
-        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
+        self._model, self._keys = served_model(with_choice(settings, choice.read())), KeyRing.load(settings.api_keys)
+        self._exchange = FleetExchange(verifier, drafter, choice)
         self._aggregator = aggregator
         self._fingerprint = fingerprint(settings)
         self._patience = Patience(settings.stall_timeout_s, settings.replica_timeout_s)
@@ -92,8 +102,17 @@ class Ingress:
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         metrics = RequestMetrics()
         router = Router(self._verifier, model.text, limits, metrics, self._patience, self._fingerprint)
-        draft, agreement = model.engine.limits, self._agreement()
-        service = Service(model.name, router, self._verifier, model.text, draft, agreement, self._keys, metrics)
+        service = Service(
+            model.name,
+            router,
+            self._verifier,
+            model.text,
+            model.engine.limits,
+            self._agreement(),
+            self._keys,
+            exchange=self._exchange,
+            metrics=metrics,
+        )
         return create_app(service)
 
     def _agreement(self) -> Agreement:
@@ -103,5 +122,4 @@ class Ingress:
             AggregatorHandle(self._aggregator) if self._aggregator else AtHand(Aggregator(replicas, max_draft))
         )
         admission = Admission(settings.capacity, replicas)
-        drafter = "+".join(Path(part).name for part in self._model.drafter.name.split("+"))
-        return Agreement(aggregate, admission, DraftGuide(), self._verifier.stats, drafter)
+        return Agreement(aggregate, admission, DraftGuide(), self._verifier.stats, self._model.drafter.name)

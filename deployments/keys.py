@@ -8,6 +8,10 @@ The file is TOML, with a table for each key. All but ``key`` may be left out:
     tokens_per_minute = 100000    # of prompts and answers together
     concurrent = 8                # requests at the same time
 
+    [operator]
+    key = "sk-1d7e40b2c95a8f36"
+    admin = true                  # may exchange the draft model while requests run
+
 Knows that file and the Authorization header. Counts nothing, keeps no key (only digests), and puts none into a message.
 """
 
@@ -53,6 +57,7 @@ class ApiKey:
 
     name: str
     limits: KeyLimits = NO_LIMITS
+    admin: bool = False
 
     @property
     def salt(self) -> bytes:
@@ -159,14 +164,17 @@ def _parse(path: str, name: str, table: object) -> tuple[str, ApiKey]:
     if not isinstance(table, dict):
         # The name of a stray line may be a key that somebody has forgotten to put into a table.
         raise BadSetting(SETTING, path, 'a file of tables: [name], and key = "…" below it')
-    secret, limits = table.get("key"), {name: value for name, value in table.items() if name != "key"}
+    secret, admin = table.get("key"), table.get("admin", False)
+    limits = {name: value for name, value in table.items() if name not in ("key", "admin")}
     if not isinstance(secret, str) or len(secret) < SHORTEST_KEY or not _PLAIN.fullmatch(secret):
         signs = f"{SHORTEST_KEY} or more ASCII letters, digits and signs"
         raise BadSetting(SETTING, path, f"a file in which the key of [{name}] is a string of {signs}")
+    if not isinstance(admin, bool):
+        raise BadSetting(SETTING, path, f"a file in which admin of [{name}] is true or false")
     for limit, value in limits.items():
         if limit not in _LIMITS:
-            allowed = f"a file in which [{name}] has a key and nothing else but {', '.join(_LIMITS)}"
+            allowed = f"a file in which [{name}] has a key and nothing else but {', '.join((*_LIMITS, 'admin'))}"
             raise BadSetting(SETTING, path, allowed)
         if type(value) is not int or value < 1:
             raise BadSetting(SETTING, path, f"a file in which {limit} of [{name}] is a whole number, 1 or more")
-    return secret, ApiKey(name, KeyLimits(**limits))
+    return secret, ApiKey(name, KeyLimits(**limits), admin)

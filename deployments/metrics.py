@@ -135,6 +135,9 @@ class _EngineCollector:
     def _now(self) -> Iterator[Metric]:
         stats = self._stats
         yield GaugeMetricFamily("draftree_running", "Requests being decoded.", value=stats.running)
+        drafting = GaugeMetricFamily("draftree_drafting", "Who guesses.", labels=["draft_model"])
+        drafting.add_metric([stats.draft_model], 1)
+        yield drafting
         yield GaugeMetricFamily("draftree_waiting", "Requests waiting for room.", value=stats.waiting)
         pages = GaugeMetricFamily(
             "draftree_kv_pages",
@@ -149,6 +152,7 @@ class _EngineCollector:
         stats, counters, speculation = self._stats, self._stats.counters, self._stats.counters.speculation
         for name, text, value in (
             ("steps", "Forward passes.", counters.steps),
+            ("overlapped_steps", "Passes beside which other sequences were drafted for.", counters.overlapped_steps),
             ("rows", "Rows of these passes: roots, prompt tokens and guesses.", counters.rows),
             ("prompt_tokens", "Prompt tokens computed.", counters.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache instead.", counters.cached_tokens),

@@ -10,6 +10,7 @@ import json
 import time
 import uuid
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
@@ -83,10 +84,11 @@ def speculation_view(model: str, allowed: DraftLimits, agreement: Agreement) -> 
     """GET /v1/speculation: how far is guessed and why, as the router decides on the slow scale."""
     decisions = agreement.decisions
     prices = decisions.prices if decisions else None
+    drafter = decisions.drafter if decisions and decisions.drafter else agreement.drafter
     return {
         "object": "speculation",
         "model": model,
-        "drafter": decisions.drafter if decisions else agreement.drafter,
+        "drafter": "+".join(Path(part).name for part in drafter.split("+")),  # of a folder, its name is enough
         "allowed": asdict(allowed),
         "kinds": [kind._asdict() | asdict(choice) for kind, choice in (decisions.choices if decisions else {}).items()],
         # Seconds: of a pass by rows, of drafting by batch and depth.

@@ -165,8 +165,10 @@ class DraftControl:
         self._records: dict[Kind, _Record] = {}
 
     def learn_drafter(self, drafter: str, prices: Prices | None) -> None:
-        """Who drafts now, and what the replicas have measured. Of another drafter nothing is known yet."""
-        if drafter != self.drafter:
+        """Who drafts now, and what the replicas have measured; "" and None are no news. Of another drafter nothing is
+        known yet.
+        """
+        if drafter and drafter != self.drafter:
             self._records.clear()
             self.drafter = drafter
         self.prices = prices or self.prices

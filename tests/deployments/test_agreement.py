@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from deployments.aggregator import LISTEN_S, Aggregator, Decisions, Report
-from deployments.agreement import PRICES_S, Agreement, AtHand
+from deployments.agreement import LOOK_S, Agreement, AtHand
 from deployments.api import create_app
 from deployments.keys import ApiKey, KeyLimits, KeyRing
 from deployments.quotas import MINUTE_S, QuotaId
@@ -18,7 +19,7 @@ from tests.fakes import ManualClock
 from verifier.errors import DraftreeError
 from workers.costs import Prices
 from workers.sequence import Progress, Request
-from workers.stats import EngineStats, Usage
+from workers.stats import Usage
 
 SECRET = "sk-0123456789abcdef"
 RING = KeyRing({SECRET: ApiKey("a", KeyLimits(requests_per_minute=8))})
@@ -130,7 +131,7 @@ def wrong_guesses(request: Request) -> list[Progress]:
 
 async def test_both_learn_what_either_has_seen() -> None:
     """Useless guesses are cut everywhere, and the answer says which limits were in force."""
-    figures = EngineStats(**{**vars(busy_stats()), "prices": Prices({1: 0.03}, {1: {1: 0.01}})})
+    figures = replace(busy_stats(), prices=Prices({1: 0.03}, {1: {1: 0.01}}))
     ingresses = Ingresses(ScriptedVerifier(wrong_guesses, figures=figures))
     for _ in range(3):
         await ingresses.ask(0)
@@ -146,12 +147,29 @@ async def test_both_learn_what_either_has_seen() -> None:
 
 async def test_prices_are_asked_for_now_and_then_and_only_while_there_are_requests() -> None:
     ingresses = Ingresses(ScriptedVerifier(figures=busy_stats()))
-    await ingresses.exchange(5 * PRICES_S)
+    await ingresses.exchange(5 * LOOK_S)
     assert not any(report.prices for report in ingresses.aggregate.reports)
     for _ in range(3):
         await ingresses.ask(0)
         await ingresses.exchange(2)
     assert sum(report.prices is not None for report in ingresses.aggregate.reports) == 1
+
+
+async def test_another_drafter_is_named_and_begins_anew() -> None:
+    ingresses = Ingresses(ScriptedVerifier(figures=busy_stats()))
+    await ingresses.ask(0)
+    await ingresses.exchange(LOOK_S + 1)
+    decisions = ingresses.agreements[0].decisions
+    assert decisions is not None
+    assert (decisions.drafter, len(decisions.choices)) == ("ngram", 1)
+    ingresses.verifier.figures = replace(busy_stats(), draft_model="ngram+/heads/new")
+    await ingresses.ask(0)
+    await ingresses.agreements[0].exchange()
+    await ingresses.exchange()  # the other one, which has not heard of it, does not take it back
+    decisions = ingresses.agreements[0].decisions
+    assert decisions is not None
+    assert decisions.drafter == "ngram+/heads/new"
+    assert [choice.requests for choice in decisions.choices.values()] == [1]
 
 
 async def test_a_verifier_without_figures_does_not_keep_anybody_from_agreeing() -> None:

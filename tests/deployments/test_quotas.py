@@ -48,7 +48,7 @@ class Replicas:
         self.aggregator = Aggregator(count, 8, self.clock)
 
     def exchange(self, number: int, *, answered: bool = True) -> None:
-        decisions = self.aggregator.exchange(Report(f"{number}", self.gates[number].uses(), ""))
+        decisions = self.aggregator.exchange(Report(f"{number}", self.gates[number].uses()))
         if answered:
             self.gates[number].obey(decisions.parts)
 
