@@ -25,7 +25,7 @@ from deployments.keys import ApiKey, KeyGuard, KeyRing, key_of
 from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, Stopwatch
 from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event
 from deployments.router import Generation, Piece, Router, Verifier
-from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.schema import ChatRequest, CompletionRequest, DraftModelRequest, GenerationRequest, parse
 from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.stats import EngineStats
@@ -46,6 +46,7 @@ class Service:
     text: Text
     draft: DraftLimits  # what the service allows
     keys: KeyRing = field(default_factory=lambda: KeyRing({}))
+    exchange: Callable[[str], Awaitable[int]] | None = None  # of the draft model; returns the number of replicas
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time, s
 
@@ -88,6 +89,10 @@ def create_app(service: Service) -> FastAPI:
         body = await request.body()
         return await _counted(service, "completions", partial(_completion, service, key_of(request), body))
 
+    @app.post("/v1/draft_model")
+    async def draft_model(request: Request) -> Response:
+        return await _exchange(service, key_of(request), await request.body())
+
     @app.get("/health")
     async def health() -> JSONResponse:
         try:
@@ -129,6 +134,18 @@ async def _counted(service: Service, endpoint: str, work: Callable[[Stopwatch], 
     if not isinstance(response, EventStream):
         watch.finish(response.status_code)
     return response
+
+
+async def _exchange(service: Service, key: ApiKey, raw: bytes) -> Response:
+    if service.exchange is None or not key.admin:
+        message = "The draft model is exchanged with an API key that has admin = true in the file of keys."
+        raise ApiError(403, message, code="admin_only")
+    body = parse(DraftModelRequest, raw)
+    try:
+        replicas = await service.exchange(body.draft_model)
+    except Exception as error:
+        raise api_error(error) from error
+    return JSONResponse({"draft_model": body.draft_model, "replicas": replicas})
 
 
 async def _chat(service: Service, key: ApiKey, raw: bytes, watch: Stopwatch) -> Response:

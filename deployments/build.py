@@ -77,7 +77,7 @@ def app(args: Settings) -> Application:
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args, *drafters))
+    return ingress.bind(args, verifier.bind(args, *drafters), *drafters)
 
 
 def _drafters(args: Settings, model: ModelConfig) -> list[Application]:

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 from deployments.autoscaling import DrafterReport
 from deployments.checks import engine_spec
+from deployments.exchange import ClusterChoice, Exchange, with_choice
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
 from verifier.weights import Checkpoint
 from workers.build import locate_model
-from workers.remote.placement import load_draft_server
+from workers.remote.placement import load_network, remote_part
 
 if TYPE_CHECKING:
+    from drafter.network_draft import NetworkDraft
     from workers.remote.channel import Contact
+    from workers.remote.messages import Terms
 
 log = logging.getLogger("ray.serve")
 STALL_S = 30.0  # without a round in this time, the server is given up for lost; it makes one a second when idle
@@ -32,13 +35,13 @@ class DrafterReplica:
         from ray.util import get_node_ip_address
 
         from workers.remote.channel import Admission, CurvePort, Keys
+        from workers.remote.server import DraftServer
 
-        spec = engine_spec(settings)
-        model = locate_model(spec.model)
-        config = spec.engine_config(Checkpoint.open(model).config)
-        self._server = load_draft_server(
-            spec.draft_model, model, spec.draft_options, num_pages=config.num_pages, page_size=config.page_size
-        )
+        choice = ClusterChoice(settings)
+        chosen = choice.read()
+        self._spec = engine_spec(with_choice(settings, chosen))
+        self._server = DraftServer()
+        self._take_up(self._load(self._spec.draft_model))
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._admission = Admission()
         self._port = CurvePort(host, Keys.generate(), self._admission)
@@ -46,7 +49,17 @@ class DrafterReplica:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="draftree-drafter", daemon=True)
         self._thread.start()
-        log.info("drafting with %s at %s", spec.draft_model, self._port.contact.address)
+        self._exchange = Exchange(self._spec.draft_model, choice, chosen, self._load, self._take_up)
+        self._exchange.start()
+        log.info("drafting with %s at %s", self._spec.draft_model, self._port.contact.address)
+
+    async def check_draft_model(self, draft_model: str) -> str:
+        """Why it could not guess here, in a sentence; "" if it could."""
+        return await self._exchange.check(draft_model)
+
+    async def take_up_draft_model(self, draft_model: str, number: str) -> str:
+        """As `check_draft_model`, and lets it guess if it can."""
+        return await self._exchange.take_up(draft_model, number)
 
     async def introduce(self, public_key: str) -> Contact:
         """Lets the verifier with this key in; returns where to turn to, and the key that proves this drafter."""
@@ -73,6 +86,19 @@ class DrafterReplica:
         silent_s = time.monotonic() - self._server.beat
         if silent_s > STALL_S:
             raise DraftreeError(f"the draft server has been busy with one round for {silent_s:.0f} seconds")
+
+    def _load(self, draft_model: str) -> list[tuple[NetworkDraft, Terms]]:
+        """Its network; none if nothing of it runs here."""
+        model = locate_model(self._spec.model)
+        target = Checkpoint.open(model).config
+        if remote_part(draft_model, target) is None:
+            return []
+        config, options = self._spec.engine_config(target), self._spec.draft_options
+        return [load_network(draft_model, model, options, num_pages=config.num_pages, page_size=config.page_size)]
+
+    def _take_up(self, loaded: list[tuple[NetworkDraft, Terms]]) -> None:
+        for drafter, terms in loaded:
+            self._server.take_up(drafter, terms)
 
     def _serve(self) -> None:
         try:

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import fingerprint, served_model
+from deployments.exchange import ClusterChoice, FleetExchange, with_choice
 from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.metrics import RequestMetrics
@@ -69,8 +70,12 @@ def is_asleep(application: str, deployment: str) -> bool:
 class Ingress:
     """Loads the tokenizer, then serves the application."""
 
-    def __init__(self, settings: Settings, verifier: DeploymentHandle[Any]) -> None:
-        self._model, self._keys = served_model(settings), KeyRing.load(settings.api_keys)
+    def __init__(
+        self, settings: Settings, verifier: DeploymentHandle[Any], drafter: DeploymentHandle[Any] | None = None
+    ) -> None:
+        choice = ClusterChoice(settings)
+        self._model, self._keys = served_model(with_choice(settings, choice.read())), KeyRing.load(settings.api_keys)
+        self._exchange = FleetExchange(verifier, drafter, choice)
         self._fingerprint = fingerprint(settings)
         self._patience = Patience(settings.stall_timeout_s, settings.replica_timeout_s)
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
@@ -82,5 +87,14 @@ class Ingress:
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
         metrics = RequestMetrics()
         router = Router(self._verifier, model.text, limits, metrics, self._patience, self._fingerprint)
-        service = Service(model.name, router, self._verifier, model.text, model.engine.limits, self._keys, metrics)
+        service = Service(
+            model.name,
+            router,
+            self._verifier,
+            model.text,
+            model.engine.limits,
+            self._keys,
+            exchange=self._exchange,
+            metrics=metrics,
+        )
         return create_app(service)

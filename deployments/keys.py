@@ -5,6 +5,10 @@ The file is TOML, with a table for each key:
     [team-a]
     key = "sk-9bb2c0a7e1f04d53"
 
+    [operator]
+    key = "sk-1d7e40b2c95a8f36"
+    admin = true    # may exchange the draft model while requests run
+
 Knows that file and the Authorization header. Keeps no key (only digests), and puts none into a message.
 """
 
@@ -36,6 +40,7 @@ class ApiKey:
     """A key without its secret. ``name`` is the table's in the file."""
 
     name: str
+    admin: bool = False
 
     @property
     def salt(self) -> bytes:
@@ -146,6 +151,7 @@ def _parse(path: str, name: str, table: object) -> tuple[str, ApiKey]:
     if not isinstance(secret, str) or len(secret) < SHORTEST_KEY or not _PLAIN.fullmatch(secret):
         signs = f"{SHORTEST_KEY} or more ASCII letters, digits and signs"
         raise BadSetting(SETTING, path, f"a file in which the key of [{name}] is a string of {signs}")
-    if len(table) > 1:
-        raise BadSetting(SETTING, path, f"a file in which [{name}] has a key and nothing else")
-    return secret, ApiKey(name)
+    admin = table.get("admin", False)
+    if not isinstance(admin, bool) or table.keys() - {"key", "admin"}:
+        raise BadSetting(SETTING, path, f"a file in which [{name}] has a key, admin = true or false, and nothing else")
+    return secret, ApiKey(name, admin)

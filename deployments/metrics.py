@@ -94,6 +94,9 @@ class _EngineCollector:
     def _now(self) -> Iterator[Metric]:
         stats = self._stats
         yield GaugeMetricFamily("draftree_running", "Requests being decoded.", value=stats.running)
+        drafting = GaugeMetricFamily("draftree_drafting", "Who guesses.", labels=["draft_model"])
+        drafting.add_metric([stats.draft_model], 1)
+        yield drafting
         yield GaugeMetricFamily("draftree_waiting", "Requests waiting for room.", value=stats.waiting)
         pages = GaugeMetricFamily(
             "draftree_kv_pages",

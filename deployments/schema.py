@@ -202,6 +202,12 @@ class GenerationRequest(_Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+class DraftModelRequest(_Strict):
+    """POST /v1/draft_model."""
+
+    draft_model: str = Field(min_length=1)
+
+
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
@@ -225,7 +231,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
 
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=_Strict)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:

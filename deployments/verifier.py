@@ -19,14 +19,16 @@ from ray.exceptions import RayActorError
 
 from deployments.autoscaling import VerifierReport
 from deployments.checks import engine_spec, fingerprint
+from deployments.exchange import ClusterChoice, Exchange, with_choice
 from deployments.fleet import Placement
 from deployments.rendezvous import ServeFinder
 from deployments.routing import FINGERPRINT
 from deployments.settings import Settings
+from drafter.base import Drafter
 from verifier.errors import DraftreeError
 from workers.build import build_engine
 from workers.inbox import EngineDead
-from workers.remote.placement import Elsewhere
+from workers.remote.placement import Elsewhere, check_needs_no_drafters
 from workers.sequence import Listener, Progress, Request
 from workers.stats import EngineStats
 
@@ -157,11 +159,18 @@ class VerifierReplica:
 
     def __init__(self, settings: Settings, drafter: DeploymentHandle[Any] | None = None) -> None:
         """``drafter``: the deployment in which the draft network runs; None: it runs here, if there is one."""
+        choice = ClusterChoice(settings)
+        chosen = choice.read()
+        spec = engine_spec(with_choice(settings, chosen))
         self._elsewhere = Elsewhere(ServeFinder(drafter)) if drafter else None
-        engine, _ = build_engine(engine_spec(settings), log.info, self._elsewhere)
+        engine, _ = build_engine(spec, log.info, self._elsewhere)
         self._config = engine.config
         self._fingerprint = fingerprint(settings) + engine.verifier.fingerprint
         engine.start()
+        self._engine, self._spec = engine, spec
+        self._has_drafters = drafter is not None or settings.drafter_placement == "local"
+        self._exchange = Exchange(spec.draft_model, choice, chosen, self._load, engine.exchange_drafter)
+        self._exchange.start()
         self._host = EngineHost(engine, settings.stall_timeout_s)
         self._report = VerifierReport(engine.config.max_running)
 
@@ -171,10 +180,18 @@ class VerifierReplica:
             async for progress in runs:
                 yield progress
 
+    async def check_draft_model(self, draft_model: str) -> str:
+        """Why it could not guess here, in a sentence; "" if it could."""
+        return await self._exchange.check(draft_model)
+
+    async def take_up_draft_model(self, draft_model: str, number: str) -> str:
+        """As `check_draft_model`, and lets it guess if it can."""
+        return await self._exchange.take_up(draft_model, number)
+
     async def stats(self) -> EngineStats:
         self._host.check()
         remote = replace(self._elsewhere.figures) if self._elsewhere else None
-        return replace(self._host.stats(), remote=remote)
+        return replace(self._host.stats(), remote=remote, draft_model=self._exchange.draft_model)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's policy goes by (`deployments.autoscaling`)."""
@@ -202,3 +219,10 @@ class VerifierReplica:
             self._host.check()
         except DraftreeError as error:
             raise ReplicaLost(error_msg=str(error)) from None
+
+    def _load(self, draft_model: str) -> Drafter:
+        from workers.exchange import load_drafter
+
+        if not self._has_drafters:
+            check_needs_no_drafters(draft_model, self._engine.verifier.config)
+        return load_drafter(draft_model, self._engine, self._spec, self._elsewhere)

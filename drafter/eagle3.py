@@ -8,6 +8,7 @@ in the context, the head's own output below it. Knows rows and slots. Knows no t
 from __future__ import annotations
 
 from functools import partial
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -68,15 +69,30 @@ def load_fusion(checkpoint: HeadCheckpoint[Eagle3Config], target: Target) -> Fus
         return last_state(target)
     each_norm: tuple[RMSNorm, ...] = ()
     if config.fc_norm:
-        each_norm = tuple(_load_norm(checkpoint, f"fc_norm.{i}.weight") for i in range(len(config.layer_ids)))
+        each_norm = tuple(_load_norm(checkpoint, name) for name in _fc_norms(config))
     return Fusion(
-        key=checkpoint.fingerprint,
+        key=_fusion_key(checkpoint),
         taps=config.layer_ids,
         width=config.decoder.hidden_size,
         each_norm=each_norm,
         joint_norm=_load_norm(checkpoint, "input_norm.weight") if config.norm_before_fc else None,
         projection=Linear([checkpoint.tensor("fc.weight")]),
     )
+
+
+def _fc_norms(config: Eagle3Config) -> list[str]:
+    return [f"fc_norm.{index}.weight" for index in range(len(config.layer_ids))]
+
+
+def _fusion_key(checkpoint: HeadCheckpoint[Eagle3Config]) -> str:
+    """Equal where features are: heads that differ in the rest alone, as when only that was trained, read the same."""
+    config = checkpoint.config
+    norms = [*(_fc_norms(config) if config.fc_norm else ()), *(["input_norm.weight"] if config.norm_before_fc else ())]
+    digest = sha256(repr((config.layer_ids, norms, config.decoder.rms_norm_eps)).encode())
+    for name in (*norms, "fc.weight"):
+        tensor = checkpoint.tensor(name)
+        digest.update(str(tensor.dtype).encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _load_norm(checkpoint: HeadCheckpoint[Eagle3Config], name: str) -> RMSNorm:

@@ -54,6 +54,7 @@ class UnitedDraft:
         self.fusion: Fusion | None = next(iter(fusions.values()), None)
         self.calibration = Calibration()
         self.late = 0
+        self._earlier_failures = 0
         self._sources = {name: DrafterGuard(name, source, vocab_size) for name, source in sources.items()}
         self._clock = clock
         self._tickets = count()
@@ -63,12 +64,17 @@ class UnitedDraft:
     @property
     def failures(self) -> int:
         """Exceptions of all drafters, and trees that could not be used."""
-        return sum(source.failures for source in self._sources.values())
+        return self._earlier_failures + sum(source.failures for source in self._sources.values())
 
     @classmethod
-    def of(cls, drafter: Drafter, vocab_size: int, clock: Callable[[], float]) -> UnitedDraft:
+    def of(cls, drafter: Drafter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> UnitedDraft:
         """``drafter`` itself if it is united already, else united with none."""
         return drafter if isinstance(drafter, cls) else cls({"drafter": drafter}, vocab_size, clock)
+
+    def succeed(self, other: UnitedDraft) -> None:
+        """Goes on counting where ``other``, whose place it takes, has ended."""
+        self.late += other.late
+        self._earlier_failures += other.failures
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket:
         for request in batch:

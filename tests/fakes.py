@@ -101,6 +101,9 @@ class FakeVerifier:
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return FakeFeatures(self)
 
+    def drop_features(self, fusion: Fusion) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

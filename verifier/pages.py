@@ -199,6 +199,17 @@ class PageTable:
         while lease.pages:
             self._release(lease.pages.pop())
 
+    def change_namespace(self, namespace: bytes) -> None:
+        """Something else is kept with the KV from now on: what was committed before is found by ``open`` no more.
+
+        Leases that are open go on; nobody finds what they commit.
+        """
+        self.namespace = namespace
+        while self._cached:
+            page, _ = self._cached.popitem(last=False)
+            self._withdraw(page)
+            self._free.append(page)
+
     def slot(self, lease: PageLease, logical: int) -> int:
         """The physical slot of a logical one."""
         page, offset = divmod(logical, self.page_size)

@@ -114,6 +114,10 @@ class Verifier:
             self._features[fusion.key] = FeaturePool(fusion, self.pool.num_pages, self.pool.page_size)
         return self._features[fusion.key]
 
+    def drop_features(self, fusion: Fusion) -> None:
+        """Keeps these no longer."""
+        self._features.pop(fusion.key, None)
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepOutput:
         """One pass over all rows of ``plan``; every row's KV is in its slot afterwards."""

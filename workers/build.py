@@ -106,10 +106,7 @@ def build_engine(
     """
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
-    if elsewhere:
-        plan = plan_remote(spec.draft_model, path, spec.draft_options, spec.draft_deadline_s, elsewhere)
-    else:
-        plan = plan_drafter(spec.draft_model, model, spec.draft_options, path)
+    plan = plan_guesses(spec, path, elsewhere)
     config = spec.engine_config(model)
     check_memory(model, config, plan, available_memory())
     text = Text.load(path)
@@ -122,6 +119,17 @@ def build_engine(
     # and takes its team along; whichever thread steps the engine then has the only one.
     with ThreadPoolExecutor(max_workers=1) as loader:
         return loader.submit(_load, spec.threads, path, config, plan).result(), text
+
+
+def plan_guesses(spec: EngineSpec, path: Path, elsewhere: Elsewhere | None) -> DraftPlan:
+    """The drafter of ``spec``, for the model at ``path``.
+
+    Raises:
+        DraftreeError: it does not fit the model, or is damaged.
+    """
+    if elsewhere:
+        return plan_remote(spec.draft_model, path, spec.draft_options, spec.draft_deadline_s, elsewhere)
+    return plan_drafter(spec.draft_model, Checkpoint.open(path).config, spec.draft_options, path)
 
 
 def openmp_environment() -> dict[str, str]:

@@ -75,6 +75,10 @@ class Costs:
         bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
         return self._drafting_load * min(by_depth[nearest] * depth / nearest, *bounds)
 
+    def forget_drafting(self) -> None:
+        """As if no draft had been measured."""
+        self._drafting.clear()
+
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
         by_depth = self._drafting.setdefault(_power_of_two(batch), {})

@@ -57,6 +57,8 @@ class StepRunner(Protocol):
 
     def keep_features(self, fusion: Fusion) -> Features: ...
 
+    def drop_features(self, fusion: Fusion) -> None: ...
+
     def padded(self, num_rows: int) -> int: ...
 
     def close(self) -> None: ...
@@ -98,6 +100,7 @@ class Engine:
             prefix_cache=config.prefix_cache,
             namespace=verifier.fingerprint.encode(),
         )
+        self._exchanges = 0  # of features, so far
         features = verifier.keep_features(drafter.fusion) if drafter.fusion else None
         max_rows = min(config.max_rows, verifier.max_rows)
         max_running = min(config.max_running, max_rows)
@@ -192,6 +195,17 @@ class Engine:
         """Ends the request with finish "abort" before the next step; one that has ended, or never was, is fine."""
         self.inbox.abort(request_id)
 
+    def exchange_drafter(self, drafter: Drafter) -> None:
+        """Lets another one guess, from the next step on; it has seen nothing yet and is nobody else's. From any thread.
+
+        One that reads other features of the target than the last guesses where these are known from the beginning, so
+        for requests that are admitted from then on. The others are decoded with what other guesses there are.
+
+        Raises:
+            BadSetting: it cannot be used in any engine.
+        """
+        self.inbox.exchange(UnitedDraft.of(drafter, self.verifier.config.vocab_size, self.clock))
+
     def stats(self) -> EngineStats:
         """As of the end of the last step, requests submitted since among those waiting."""
         return replace(self._stats, waiting=self._stats.waiting + len(self.inbox.arrivals))
@@ -257,6 +271,8 @@ class Engine:
     # ── the rest of a step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_mail(self) -> None:
+        if drafter := self.inbox.take_drafter():
+            self._exchange(drafter)
         arrivals, aborts = self.inbox.take()
         for sequence in arrivals:
             self.scheduler.add(sequence)
@@ -264,6 +280,21 @@ class Engine:
                 self._finish(sequence, finish)
         for sequence in aborts:
             self._finish(sequence, "abort")
+
+    def _exchange(self, drafter: UnitedDraft) -> None:
+        last, self.drafter = self.drafter, drafter
+        drafter.succeed(last)
+        for sequence in self.inbox.live:
+            last.close(sequence.number)
+        self.policy.start_over()
+        old, new = last.fusion, drafter.fusion
+        if (old and old.key) == (new and new.key):
+            return
+        self._exchanges += 1
+        namespace = f"{self.verifier.fingerprint} {self._exchanges}".encode()
+        self.scheduler.exchange_features(self.verifier.keep_features(new) if new else None, namespace)
+        if old:
+            self.verifier.drop_features(old)
 
     def _count(self, turn: Turn, verdict: Verdict, run: Sequence[int]) -> None:
         self.counters.output_tokens += len(run)

@@ -47,9 +47,12 @@ def main(arguments: Sequence[str] | None = None, build: Build = build_engine) ->
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the text has enough; Python's own flush at exit must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at exit must not fail again
+        if isinstance(error, BrokenPipeError):  # the reader of the text has enough
+            return 0
+        report(f"generate.py: error: {error}.")
+        return BAD_INPUT
 
 
 def run(options: argparse.Namespace, build: Build) -> int:
@@ -228,6 +231,8 @@ def read_prompt(options: argparse.Namespace) -> str | None:
     Raises:
         BadSetting: it cannot be read, or there is nothing in it.
     """
+    if options.prompt is None and options.prompt_file is None and sys.stdin is None:
+        raise BadSetting("prompt", None, "given, since standard input is closed")
     if options.prompt is None and options.prompt_file is None and sys.stdin.isatty():
         if options.compare or options.raw:
             raise BadSetting("prompt", None, "given, to be compared or continued")

@@ -1,4 +1,4 @@
-"""Where other threads leave requests and aborts, and the engine's thread finds them at the beginning of a step.
+"""Where other threads leave requests, aborts and drafters, and the engine's thread finds them as a step begins.
 
 The only thing in the engine that is locked. Knows which requests are live. Knows nothing of steps.
 """
@@ -9,6 +9,7 @@ from itertools import count
 from threading import Condition
 
 from drafter.base import DraftLimits
+from drafter.united import UnitedDraft
 from verifier.errors import BadRequest, DraftreeError
 from workers.sequence import Listener, Request, TokenSequence
 
@@ -31,6 +32,7 @@ class Inbox:
         self._arrivals: list[TokenSequence] = []
         self._aborts: list[TokenSequence] = []
         self._live: dict[str, TokenSequence] = {}
+        self._drafter: UnitedDraft | None = None
 
     @property
     def arrivals(self) -> tuple[TokenSequence, ...]:
@@ -65,6 +67,17 @@ class Inbox:
                 self._aborts.append(self._live[request_id])
                 self._changed.notify()
 
+    def exchange(self, drafter: UnitedDraft) -> None:
+        """One that was left before and not taken yet is forgotten."""
+        with self._changed:
+            self._drafter = drafter
+            self._changed.notify()
+
+    def take_drafter(self) -> UnitedDraft | None:
+        with self._changed:
+            drafter, self._drafter = self._drafter, None
+        return drafter
+
     def take(self) -> tuple[list[TokenSequence], list[TokenSequence]]:
         """New sequences in order of arrival, and those to be aborted; a sequence may be both."""
         with self._changed:
@@ -75,7 +88,7 @@ class Inbox:
     def wait(self) -> None:
         """Sleeps until there is something to take, or the inbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._arrivals or self._aborts or self.closed)
+            self._changed.wait_for(lambda: self._arrivals or self._aborts or self._drafter or self.closed)
 
     def forget(self, sequence: TokenSequence) -> None:
         """The sequence has ended, its request's id is free again."""

@@ -38,6 +38,19 @@ def check_memory(config: ModelConfig, engine: EngineConfig, drafter: DraftPlan, 
         )
 
 
+def check_drafter_memory(drafter: DraftPlan, num_tokens: int, available: int) -> None:
+    """Refuses a drafter that does not fit into ``available`` bytes beside a KV cache of so many tokens.
+
+    Raises:
+        DraftreeError: it needs more; says how much.
+    """
+    if (wanted := drafter.num_bytes(num_tokens)) > available:
+        raise DraftreeError(
+            f"{drafter.name} does not fit: it takes {wanted / GIB:.1f} GiB, but {available / GIB:.1f} GiB of memory "
+            "are available."
+        )
+
+
 def weight_bytes(config: ModelConfig) -> int:
     """Memory of the weights as they are held: embeddings as fp32, matrices as fp16 if they were saved so, else fp32."""
     matrices = 2 if config.dtype == "float16" else FLOAT32

@@ -53,6 +53,10 @@ class Policy(Protocol):
 
     def forget(self, sequence: int) -> None: ...
 
+    def start_over(self) -> None:
+        """Another drafter guesses: what its predecessor's guesses cost and earned says nothing about it."""
+        ...
+
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None: ...
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None: ...
@@ -71,6 +75,9 @@ class FixedPolicy:
         pass
 
     def forget(self, sequence: int) -> None:
+        pass
+
+    def start_over(self) -> None:
         pass
 
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
@@ -227,6 +234,11 @@ class AdaptivePolicy:
     def forget(self, sequence: int) -> None:
         if known := self._known.pop(sequence, None):
             self._length += SLOWLY * (known.length - known.prompt - self._length)
+
+    def start_over(self) -> None:
+        self._all = Hazards()
+        self._known.clear()
+        self.costs.forget_drafting()
 
     def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
         self._spent = seconds

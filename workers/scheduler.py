@@ -74,10 +74,21 @@ class Scheduler:
         self.running: list[TokenSequence] = []
         self.waiting: deque[TokenSequence] = deque()
         self.counters = counters
+        self._featureless: set[PageLease] = set()  # computed, in part at least, before ``features`` were kept
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    def exchange_features(self, features: Features | None, namespace: bytes) -> None:
+        """Other features are kept from now on, and no page has them yet.
+
+        Sequences that run are not offered to drafters that read them, unless they are computed anew; and what is cached
+        under the old namespace is found no more, or guesses would be wrong, or missing, for as long as it is.
+        """
+        self.features = features
+        self.pages.change_namespace(namespace)
+        self._featureless = {sequence.lease for sequence in self.running if sequence.lease}
 
     def add(self, sequence: TokenSequence) -> None:
         self.waiting.append(sequence)
@@ -122,7 +133,7 @@ class Scheduler:
 
     def _reader(self, turn: Turn) -> FeatureReader | None:
         features = self.features
-        if features is None:
+        if features is None or turn.lease in self._featureless:
             return None
         pages, size = turn.context_pages, self.pages.page_size
         return lambda first, end: features.read([pages[p // size] * size + p % size for p in range(first, end)])
@@ -186,6 +197,7 @@ class Scheduler:
 
     def _give_back(self, sequence: TokenSequence) -> None:
         assert sequence.lease is not None, "a running sequence holds a lease"
+        self._featureless.discard(sequence.lease)
         self.pages.close(sequence.lease)
         sequence.lease = None
         self.running.remove(sequence)

@@ -164,3 +164,4 @@ class EngineStats:
     late_drafts: int  # counter: collects that took longer than their deadline
     counters: Counters  # a copy
     remote: RemoteFigures | None = None  # None: all drafting is done here
+    draft_model: str = ""  # that guesses, by the name under which it was asked for

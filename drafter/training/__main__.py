@@ -34,6 +34,8 @@ def main() -> int:
         import_module(STEPS[step][0]).main(arguments)
     except DraftreeError as error:
         return _fail(str(error))
+    except OSError as error:  # of a folder that is a file, of a full disk
+        return _fail(f"{error}.")
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

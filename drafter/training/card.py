@@ -20,7 +20,13 @@ def write_card(folder: Path, head: Trained, data: ShardFolder | None, layout: st
     Args:
         data: the shards that it was trained on, if they are still there to be described.
     """
-    parts = [_head(head, layout), _figures(head), _data(data) if data else "", _settings(head), _commands(head, layout)]
+    parts = [
+        _head(head, layout),
+        _figures(head),
+        _data(data, head) if data else "",
+        _settings(head),
+        _commands(head, layout),
+    ]
     (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
@@ -79,14 +85,20 @@ def _figures(head: Trained) -> str:
     return "\n".join(lines)
 
 
-def _data(data: ShardFolder) -> str:
+def _data(data: ShardFolder, head: Trained) -> str:
     kinds = Counter(kind for shard in data.shards for kind in shard.kinds)
     seeds = sorted({shard.header.seed for shard in data.shards})
     lines = [
         "## Data",
         "",
         f"{data.num_conversations} conversations of {data.num_tokens} tokens that the target itself wrote (seeds "
-        f"{_listed(seeds)}); it was trained on the {data.num_trained_tokens} tokens of answers. Nothing else was used.",
+        f"{_listed(seeds)}); it was trained on the answers among them, {data.num_trained_tokens} tokens, all but the "
+        f"share of the conversations that was held out ({head.settings.held_out:g}). "
+        + (
+            "It began with the weights of an earlier run, whose data is not counted here."
+            if head.settings.start_from
+            else "Nothing else was used."
+        ),
         "",
         "| kind | conversations |",
         "| --- | --- |",

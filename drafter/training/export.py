@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     layouts = LAYOUTS[head.settings.method]
     if options.layout not in layouts:
         raise BadSetting("layout", options.layout, f"one of {', '.join(layouts)}")
-    layouts[options.layout](options.out, head)
     data = ShardFolder(options.data, run.load()["progress"]["shards"]) if options.data else None
+    layouts[options.layout](options.out, head)
     write_card(options.out, head, data, options.layout)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -53,7 +54,7 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise BadSetting(name, getattr(self, name), "1 or more")
         for name in ("intermediate_size", "weight_decay", "clip", "warm_up", "patience"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise BadSetting(name, getattr(self, name), "0 or more")
         for name in ("lr", "muon_lr", "step_weight"):
             if not 0 < getattr(self, name) <= 1:

@@ -12,7 +12,6 @@ The header says which model wrote them. Knows files alone: not how conversations
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from drafter.training.files import written_whole
 from verifier.errors import CheckpointError, ModelNotFound
 
 FORMAT = "1"
@@ -78,7 +78,11 @@ class Conversation:
 
 
 def write_shard(path: Path, header: ShardHeader, conversations: Sequence[Conversation]) -> None:
-    """The shard appears whole or not at all."""
+    """The shard appears whole or not at all.
+
+    Raises:
+        DraftreeError: it cannot be written.
+    """
     tensors = {
         "ids": torch.cat([each.ids for each in conversations]).int(),
         "lengths": torch.tensor([len(each) for each in conversations], dtype=torch.int32),
@@ -87,11 +91,9 @@ def write_shard(path: Path, header: ShardHeader, conversations: Sequence[Convers
         "features": torch.cat([each.features for each in conversations]).half(),
         "last": torch.cat([each.last for each in conversations]).half(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".unfinished-{os.getpid()}-{path.name}")
-    save_file(tensors, unfinished, metadata=header.to_metadata())
-    unfinished.chmod(0o644)  # the library keeps it from other users
-    unfinished.rename(path)
+    with written_whole(path) as unfinished:
+        save_file(tensors, unfinished, metadata=header.to_metadata())
+        unfinished.chmod(0o644)  # the library keeps it from other users
 
 
 class Shard:
@@ -153,15 +155,18 @@ class ShardFolder:
 
     Raises:
         ModelNotFound: there are none.
-        CheckpointError: one is damaged, or of another model or other layers than the first.
+        CheckpointError: one is damaged, or of another model or other layers than the first; or one of ``names`` is not
+            there.
     """
 
     def __init__(self, folder: Path, names: Collection[str] | None = None) -> None:
         paths = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
-        if names is not None:
-            paths = [path for path in paths if path.name in names]
         if not paths:
             raise ModelNotFound(f"{folder} holds no training data: there is no {SUFFIX} file in it.")
+        if names is not None:
+            paths = [path for path in paths if path.name in names]
+            if missing := sorted({*names} - {path.name for path in paths}):
+                raise CheckpointError(f"{folder} does not hold {missing[0]} any more, which this run is trained on.")
         self.shards = [Shard(path) for path in paths]
         self.header = self.shards[0].header
         for shard in self.shards:

@@ -44,8 +44,8 @@ class ShardStore:
         for shard in found.shards:
             for index, kind in enumerate(shard.kinds):
                 self.tokens[kind] += int(shard.mask_of(index).sum())
-        numbers = [int(path.stem.removeprefix(self._prefix)) for path in folder.glob(f"{self._prefix}*{SUFFIX}")]
-        self.next_number = max(numbers, default=-1) + 1
+        names = [path.stem.removeprefix(self._prefix) for path in folder.glob(f"{self._prefix}*{SUFFIX}")]
+        self.next_number = max((int(name) for name in names if name.isdecimal()), default=-1) + 1
 
     @property
     def num_tokens(self) -> int:

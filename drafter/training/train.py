@@ -9,6 +9,7 @@ The same command goes on with a run that was interrupted. Shards that are collec
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str]) -> None:
     """
     options = command_line().parse_args(arguments)
     settings = TrainSettings(**{each.name: getattr(options, each.name) for each in fields(TrainSettings)})
+    if not 0 <= options.checkpoint_minutes < math.inf:
+        raise BadSetting("checkpoint_minutes", options.checkpoint_minutes, "0 or more")
     device = _device(options.device)
     ranks = Ranks.join(device)
     try:
@@ -65,7 +68,7 @@ def prepare(
         target_ids = saved["target_ids"]
     layer_ids = folder.header.layer_ids
     objective = create_objective(settings, target, len(layer_ids), target_ids)
-    if settings.start_from:
+    if settings.start_from and saved is None:
         earlier = Trained.load(RunFolder(Path(settings.start_from)), target)
         objective.adopt(earlier.weights, earlier.target_ids)
     objective.to(device)

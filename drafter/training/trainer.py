@@ -25,6 +25,7 @@ from drafter.training.report import Report
 from drafter.training.runs import RunFolder
 from drafter.training.settings import TrainSettings
 from drafter.training.shards import ShardFolder
+from verifier.errors import BadSetting, DraftreeError
 
 LOWEST_RATE = 0.05  # of the highest, at the end
 
@@ -77,12 +78,22 @@ class Trainer:
         self.progress = Progress(**checkpoint["progress"])
 
     def train(self) -> None:
-        """Until all steps are made or patience is at its end."""
+        """Until all steps are made or patience is at its end.
+
+        Raises:
+            BadSetting: so much is held out that nothing is left to train on, or so little that nothing is.
+            CheckpointError: shards that the run was trained on are gone.
+            DraftreeError: it has diverged, or cannot be saved.
+        """
         progress = self.progress
         if not progress.first_shards:
             progress.first_shards = [shard.path.name for shard in ShardFolder(self._data).shards]
         first = ShardFolder(self._data, progress.first_shards)
-        self._held_out = Corpus.of(first, self.objective, self.settings.held_out).held_out
+        corpus = Corpus.of(first, self.objective, self.settings.held_out)
+        if not corpus.held_out or not corpus.trained:  # the best head is the one that does best on what is held out
+            sizes = f"{len(corpus.trained)} conversations to train on and {len(corpus.held_out)} to hold out"
+            raise BadSetting("held_out", self.settings.held_out, f"a share that leaves some of both: there are {sizes}")
+        self._held_out = corpus.held_out
         while not self.is_finished:
             self._train_epoch()
         self.save()
@@ -153,11 +164,11 @@ class Trainer:
     def _evaluate(self) -> None:
         """On what is held out; the head is kept if it is the best so far."""
         by_kind = self.measure(self._held_out)
-        if not by_kind:
-            return
         total = torch.stack(list(by_kind.values())).sum(0)
         loss = mean_loss(total, self.settings.step_weight)
         progress = self.progress
+        if not math.isfinite(loss):
+            raise DraftreeError(f"The loss is {loss} after {progress.step} steps: lower lr and muon_lr, or clip more.")
         is_best = loss < progress.best_loss
         progress.best_loss, progress.stale = (loss, 0) if is_best else (progress.best_loss, progress.stale + 1)
         line = {

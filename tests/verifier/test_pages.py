@@ -549,3 +549,23 @@ def test_everyone_reads_their_own_tokens_whatever_happens(page_size: int, num_pa
     if prefix_cache:
         bites |= {"hit", "evicted"} | ({"whole prompt hit"} if page_size > 1 else set())
     assert bites <= set(+seen), f"too tame to prove anything: {seen}"
+
+
+# --- namespaces ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_an_earlier_namespace_is_found() -> None:
+    """Not even what leases from that time commit and leave behind later."""
+    table = PageTable(num_pages=16, page_size=2, namespace=b"old")
+    table.close(open_and_write(table, [7, 7, 7, 7, 7]))
+    going_on = open_and_write(table, [1, 2, 3, 4, 5])
+    table.change_namespace(b"new")
+    assert table.num_cached_pages == 0
+    write(table, going_on, [6, 7, 8])
+    table.check_integrity([going_on])
+    assert num_hit(table, [7, 7, 7, 7, 7]) == num_hit(table, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 0
+    table.close(going_on)
+    assert num_hit(table, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 0
+    table.close(open_and_write(table, [1, 2, 3, 4, 5]))
+    assert num_hit(table, [1, 2, 3, 4, 5, 6]) == 4
+    table.check_integrity([])

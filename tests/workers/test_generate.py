@@ -254,3 +254,26 @@ def test_bad_input_needs_no_model() -> None:
         assert (result.returncode, result.stdout, len(lines)) == (2, "", 1)
         assert arguments[1] in lines[0]
         assert not re.search(r"\| +torch$", result.stderr, re.MULTILINE)
+
+
+def test_a_closed_standard_input_is_no_prompt(
+    monkeypatch: pytest.MonkeyPatch, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python has no stdin then, and whether it is a terminal was asked of None."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main([], build) == 2
+    assert capsys.readouterr().err.endswith("--prompt is None, but must be given, since standard input is closed.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said_in_one_line() -> None:
+    """It was a traceback, and another one at the interpreter's end."""
+    script = (
+        "import sys; from tests.workers.test_generate import Build; from workers.generate import main; "
+        "sys.exit(main(['--prompt', '#', '--max-tokens', '4'], Build()))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (2, "generate.py: error: [Errno 28] No space left on device.\n")

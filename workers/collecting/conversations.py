@@ -179,7 +179,7 @@ def read_turns(path: Path) -> list[tuple[str, ...]]:
         BadSetting: it cannot be read, or has a line without either.
     """
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         found = [tuple(line["turns"] if "turns" in line else [line["prompt"]]) for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadSetting("prompts", str(path), f'JSON lines with "turns" or "prompt" ({error!r})') from error

@@ -67,11 +67,12 @@ def _draft(job: DrafterJob, contact: Connection) -> None:
     import torch
 
     from workers.remote.channel import Admission, CurvePort
-    from workers.remote.placement import load_draft_server
+    from workers.remote.placement import load_network
+    from workers.remote.server import DraftServer
 
     torch.set_num_threads(job.threads)
     try:
-        server = load_draft_server(
+        loaded = load_network(
             job.draft_model, job.model, DraftOptions(), num_pages=job.num_pages, page_size=job.page_size
         )
     except DraftreeError as error:
@@ -81,4 +82,6 @@ def _draft(job: DrafterJob, contact: Connection) -> None:
     admission.admit(job.verifier_key)
     port = CurvePort("127.0.0.1", Keys.generate(), admission)
     contact.send(port.contact)
+    server = DraftServer()
+    server.take_up(*loaded)
     server.run(port, Event())

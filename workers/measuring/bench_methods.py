@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drafter.command_line import BAD_INPUT, OneLineParser
-from verifier.errors import DraftreeError
+from drafter.command_line import BAD_INPUT, INTERRUPTED, OneLineParser
+from verifier.errors import BadSetting, DraftreeError
 from verifier.weights import Checkpoint
 from workers.build import locate_model, openmp_environment
 from workers.flags import at_least
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DraftreeError as error:
         report(f"bench_methods: error: {error}")
         return BAD_INPUT
+    except KeyboardInterrupt:  # before the first round
+        return INTERRUPTED
     return 0
 
 
@@ -51,6 +53,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model = Checkpoint.open(path).config
     asked = ask(Text.load(path), read_prompts(options.prompts, options.count))
     methods = [method for method in METHODS if method.name.startswith(tuple(options.only))]
+    if not methods:
+        names = ", ".join(method.name for method in METHODS)
+        raise BadSetting("only", " ".join(options.only), f"beginnings of names of methods, which are {names}")
     entries = [enter(method, options.heads, model, path) for method in methods]
     verifier = load_verifier(path, asked, options.max_tokens, [entry.plan for entry in entries if entry.plan])
     file = RoundsFile(options.out / "rounds.jsonl", conditions(verifier, options.max_tokens))

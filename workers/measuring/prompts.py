@@ -32,7 +32,7 @@ def read_prompts(path: Path, count: int | None = None) -> list[Prompt]:
         BadSetting: the file cannot be read, or holds something else; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may hold other line breaks
     except (OSError, UnicodeDecodeError) as error:
         raise BadSetting("prompts", str(path), f"a readable file of JSON lines ({error})") from error
     prompts = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]

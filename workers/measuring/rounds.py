@@ -55,16 +55,19 @@ class RoundsFile:
     """JSON lines: first what all rounds have in common, then a line each, written when the round is over.
 
     Raises:
-        BadSetting: there is a file already, of a run under other conditions.
+        BadSetting: there is a file already, of a run under other conditions or damaged; or none can be written.
     """
 
     def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
         self._path = path
         self.rounds: list[Round] = []
         header = json.dumps(conditions) + "\n"
-        if not path.exists():
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(header)
+            if not path.exists() or not path.stat().st_size:
+                path.write_text(header)
+        except OSError as error:
+            raise BadSetting("out", str(path.parent), f"a folder that can be written to ({error})") from error
         first, *lines = path.read_text().splitlines(keepends=True)
         if first != header:
             raise BadSetting(
@@ -72,7 +75,10 @@ class RoundsFile:
             )
         if lines and not lines[-1].endswith("\n"):  # cut short
             path.write_text(first + "".join(lines := lines[:-1]))
-        self.rounds = [Round.from_json(json.loads(line)) for line in lines]
+        try:
+            self.rounds = [Round.from_json(json.loads(line)) for line in lines]
+        except (ValueError, LookupError, TypeError) as error:
+            raise BadSetting("out", str(path.parent), f"another folder: {path.name} there is damaged") from error
 
     def add(self, finished: Round) -> None:
         self.rounds.append(finished)

@@ -22,11 +22,11 @@ from workers.stats import RemoteFigures
 
 if TYPE_CHECKING:
     from drafter.base import Drafter
+    from drafter.network_draft import NetworkDraft
     from verifier.features import Fusion
     from verifier.verifier import Verifier
     from workers.remote.channel import Finder
     from workers.remote.messages import Terms
-    from workers.remote.server import DraftServer
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,17 @@ def remote_part(name: str, target: ModelConfig) -> str | None:
         allowed = f"local, since {networks[0]} has Medusa heads, which run on the target's last state"
         raise BadSetting("drafter_placement", "remote", allowed)
     return networks[0] if networks else None
+
+
+def check_needs_no_drafters(name: str, target: ModelConfig) -> None:
+    """For a service that has none.
+
+    Raises:
+        BadSetting: a part of the ``draft_model`` would run there.
+    """
+    if remote_part(name, target) is not None:
+        allowed = "without a draft network, since the service was started without drafters"
+        raise BadSetting("draft_model", name, allowed)
 
 
 def plan_remote(
@@ -91,8 +102,10 @@ def plan_remote(
     return DraftPlan(here.name, create, lambda num_slots: 4 * num_slots * target.hidden_size)
 
 
-def load_draft_server(name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int) -> DraftServer:
-    """A drafter for remote verifiers of ``model``.
+def load_network(
+    name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int
+) -> tuple[NetworkDraft, Terms]:
+    """What a drafter for remote verifiers of ``model`` drafts with, and what they must agree with.
 
     Args:
         name: a ``draft_model`` with a network in it.
@@ -106,7 +119,6 @@ def load_draft_server(name: str, model: Path, options: DraftOptions, *, num_page
     from drafter.network import TargetParts
     from drafter.network_draft import NetworkDraft
     from verifier.attention import create_attention
-    from workers.remote.server import DraftServer
 
     checkpoint = Checkpoint.open(model)
     part = remote_part(name, checkpoint.config)
@@ -115,7 +127,7 @@ def load_draft_server(name: str, model: Path, options: DraftOptions, *, num_page
     with torch.inference_mode():
         network = plan.load(TargetParts(checkpoint), create_attention())
     drafter = NetworkDraft(network, num_pages=num_pages, page_size=page_size, options=options)
-    return DraftServer(drafter, _terms(checkpoint, plan, network.fusion))
+    return drafter, _terms(checkpoint, plan, network.fusion)
 
 
 def _plan_network(name: str, target: ModelConfig, options: DraftOptions) -> NetworkPlan:

@@ -50,3 +50,16 @@ def test_no_step_shows_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert run(monkeypatch) == 0
     usage = capsys.readouterr().out
     assert all(step in usage for step in tool.STEPS)
+
+
+def test_a_folder_that_is_a_file_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback."""
+
+    def main(options: list[str]) -> None:
+        raise NotADirectoryError(20, "Not a directory", "run")
+
+    monkeypatch.setattr(tool, "import_module", lambda name: SimpleNamespace(main=main))
+    assert run(monkeypatch, "train") == 2
+    assert capsys.readouterr().err == "drafter.training: error: [Errno 20] Not a directory: 'run'.\n"

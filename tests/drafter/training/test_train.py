@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from drafter.training.train import main
 from drafter.training.trainer import Trainer
 from tests.drafter.training.tiny import save_data, tiny_target
 from tests.models import save_tiny_model
-from verifier.errors import BadSetting, CheckpointError, ModelNotFound
+from verifier.errors import BadSetting, CheckpointError, DraftreeError, ModelNotFound
 
 ROOT = Path(__file__).parents[3]
 QUICK = (
@@ -146,6 +147,47 @@ def test_what_cannot_work_is_said_in_one_sentence(model: Path, data: Path, tmp_p
     if not torch.cuda.is_available():
         with pytest.raises(BadSetting, match="device is 'cuda', but must be cpu"):
             main(options(model, data, tmp_path / "new", "--device cuda"))
+
+
+@pytest.mark.parametrize(("share", "sizes"), [("0", "30 .* and 0"), ("0.999", "0 .* and 30")])
+def test_some_is_held_out_and_some_is_not(share: str, sizes: str, model: Path, data: Path, tmp_path: Path) -> None:
+    """With nothing to train on, epochs went by for ever; with nothing held out no head was ever the best, and all that
+    was trained could not be exported.
+    """
+    with pytest.raises(BadSetting, match=f"held_out is .* leaves some of both: there are {sizes}"):
+        main(options(model, data, tmp_path / "run", f"--steps 1 --held-out {share}"))
+
+
+@pytest.mark.parametrize("name", ["clip", "weight-decay", "checkpoint-minutes"])
+def test_what_is_not_a_number_is_refused(name: str, model: Path, data: Path, tmp_path: Path) -> None:
+    """It is not below 0 either: clipping then did nothing, and no checkpoint was ever due."""
+    with pytest.raises(BadSetting, match=f"{name.replace('-', '_')} is nan, but must be 0 or more"):
+        main(options(model, data, tmp_path / "run", f"--steps 1 --{name} nan"))
+
+
+def test_a_run_that_has_diverged_ends(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN is not below the best loss, so the run went on to its last step with nothing to be saved."""
+    monkeypatch.setattr("drafter.training.trainer.mean_loss", lambda *_: float("nan"))
+    with pytest.raises(DraftreeError, match="The loss is nan after 5 steps: lower lr"):
+        main(options(model, data, tmp_path / "run", "--steps 20"))
+
+
+def test_shards_that_are_gone_are_missed(model: Path, data: Path, tmp_path: Path) -> None:
+    """The run went on with other batches, and nothing was said."""
+    save_data(data, model, *range(30, 40), name="b")
+    main(options(model, data, tmp_path / "run", "--steps 1"))
+    (data / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"does not hold b\.safetensors any more"):
+        main(options(model, data, tmp_path / "run", "--steps 1"))
+
+
+def test_a_run_goes_on_without_the_one_that_it_began_with(model: Path, data: Path, tmp_path: Path) -> None:
+    """The earlier run was read again, for nothing, and had to be kept for as long."""
+    main(options(model, data, tmp_path / "first", "--steps 5"))
+    more = f"--steps 2 --start-from {tmp_path / 'first'}"
+    main(options(model, data, tmp_path / "second", more))
+    shutil.rmtree(tmp_path / "first")
+    main(options(model, data, tmp_path / "second", more))
 
 
 @pytest.mark.slow

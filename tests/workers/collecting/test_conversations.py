@@ -319,3 +319,10 @@ def test_a_file_without_turns_is_refused(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(BadSetting, match=r"prompts is .*, but must be JSON lines"):
         read_turns(file)
+
+
+def test_a_turn_may_hold_any_line_break(tmp_path: Path) -> None:
+    """Lines ended at each of the ten characters that Unicode knows for it, in the middle of a turn, too."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('\ufeff{"prompt": "one\u2028two\x85three"}\n', encoding="utf-8")
+    assert read_turns(path) == [("one\u2028two\x85three",)]

@@ -14,6 +14,7 @@ import pytest
 from tests.deployments.tiny import make_tiny_model
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head
 from verifier.config import ModelConfig
+from verifier.errors import BadSetting
 from workers.measuring.bench_methods import main
 from workers.measuring.rounds import Figures, Outcome, Round, RoundsFile
 from workers.stats import Speculation
@@ -141,3 +142,28 @@ def test_rounds_come_back_from_disk_as_they_were(tmp_path: Path) -> None:
     written = Round("a", "fish", 1.0, outcome, {"n-gram": outcome})
     RoundsFile(tmp_path / "new" / "rounds.jsonl", {"model": "m"}).add(written)
     assert RoundsFile(tmp_path / "new" / "rounds.jsonl", {"model": "m"}).rounds == [written]
+
+
+def test_a_file_cut_short_before_its_first_line_begins_anew(tmp_path: Path) -> None:
+    """An interruption between opening and writing left an empty file, which nothing could be unpacked from."""
+    (tmp_path / "rounds.jsonl").touch()
+    assert RoundsFile(tmp_path / "rounds.jsonl", {"model": "m"}).rounds == []
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '"x"'])
+def test_a_damaged_file_of_rounds_is_refused_in_a_sentence(tmp_path: Path, line: str) -> None:
+    """It was a traceback, as was a folder that cannot be written to."""
+    path = tmp_path / "rounds.jsonl"
+    RoundsFile(path, {"model": "m"})
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(BadSetting, match=r"rounds\.jsonl there is damaged"):
+        RoundsFile(path, {"model": "m"})
+    with pytest.raises(BadSetting, match="a folder that can be written to"):
+        RoundsFile(path / "below" / "rounds.jsonl", {"model": "m"})
+
+
+def test_a_name_that_no_method_has_is_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The comparison went on without any, and ended with an empty table and an empty picture."""
+    with pytest.raises(AssertionError):
+        world.compare("--only", "ngram")
+    assert "only is 'ngram', but must be beginnings of names of methods, which are n-gram, " in capsys.readouterr().err

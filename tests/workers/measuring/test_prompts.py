@@ -47,3 +47,10 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
         read_prompts(write(tmp_path))
     with pytest.raises(BadSetting, match="readable"):
         read_prompts(tmp_path / "missing.jsonl")
+
+
+def test_a_text_may_hold_any_line_break(tmp_path: Path) -> None:
+    """Lines ended at each of the ten characters that Unicode knows for it, in the middle of a text, too."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(path)] == ["one\u2028two\x85three", "four"]

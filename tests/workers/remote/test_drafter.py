@@ -108,6 +108,6 @@ def test_the_text_is_that_of_plain_decoding(
         wire.run_until(world.clock.now + 1, "nobody")
         assert wire.server is not None
         assert wire.server.num_sessions == 0
-        assert wire.server.drafter.sessions.pages.num_used == 0
+        assert wire.server.desk.drafter.sessions.pages.num_used == 0
     if fault in ("drop", "delay"):
         assert figures.missed > 0

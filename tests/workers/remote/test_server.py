@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
 from tests.drafter.bench import CHAIN, PAGE_SIZE, SAVE, TEXT, Bench, Target
 from tests.workers.remote.wires import HOP_S, RemoteWorld, Wire, lost, safe
-from workers.remote import link, server
+from workers.remote import link, server, texts
 from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
 from workers.remote.messages import Ask, decode_to_drafter
@@ -85,9 +85,9 @@ class Pair:
         """The drafter's one session equals that of a local drafter that has read the text at once."""
         fresh = self.bench.create()
         fresh.propose(self.bench.request(TEXT[:end]))
-        (number,) = self.server.drafter.sessions.by_sequence
+        (number,) = self.server.desk.drafter.sessions.by_sequence
         theirs = self.bench.context(fresh)
-        for one, other in zip(self.bench.context(self.server.drafter, number), theirs, strict=True):
+        for one, other in zip(self.bench.context(self.server.desk.drafter, number), theirs, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_trees_and_sessions_are_those_of_a_local_drafter(pair: Pair) -> None:
     pair.remote.close(1)
     pair.pass_time(0.1)
     assert pair.server.num_sessions == 0
-    assert pair.server.drafter.sessions.pages.num_used == 0
+    assert pair.server.desk.drafter.sessions.pages.num_used == 0
 
 
 def test_asked_twice_it_answers_twice(pair: Pair) -> None:
@@ -258,15 +258,15 @@ def test_evicted_sessions_are_sent_again(kind: str, target: Target, tmp_path: Pa
     pair = Pair(target, SAVE[kind](tmp_path / kind), num_pages=16)
     for sequence in range(4):
         assert pair.ask(20, sequence=sequence) is not None
-    pages = pair.server.drafter.sessions.pages
-    assert len(pair.server.drafter.sessions.by_sequence) < 4
+    pages = pair.server.desk.drafter.sessions.pages
+    assert len(pair.server.desk.drafter.sessions.by_sequence) < 4
     assert (pair.ask(22, sequence=0) is None) == (kind != "model")  # text alone the server has kept
     assert pair.ask(24, sequence=0) == pair.local(24)
-    pages.check_integrity([session.lease for session in pair.server.drafter.sessions.by_sequence.values()])
+    pages.check_integrity([session.lease for session in pair.server.desk.drafter.sessions.by_sequence.values()])
 
 
 def test_a_session_that_the_server_forgot_is_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(texts, "MAX_TEXTS", 2)
     for sequence in range(3):
         assert pair.ask(10, sequence=sequence) is not None
     assert pair.server.num_sessions == 2
@@ -306,13 +306,13 @@ def test_a_long_text_does_not_keep_others_from_their_trees(pair: Pair) -> None:
 def test_many_verifiers_share_a_pass(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     other = pair.connect("b")
     batches: list[int] = []
-    propose_all = pair.server.drafter.propose_all
+    propose_all = pair.server.desk.drafter.propose_all
 
     def counted(batch: list[DraftRequest]) -> Mapping[int, ScoredTree]:
         batches.append(len(batch))
         return propose_all(batch)
 
-    monkeypatch.setattr(pair.server.drafter, "propose_all", counted)
+    monkeypatch.setattr(pair.server.desk.drafter, "propose_all", counted)
     one = pair.remote.start([pair.bench.request(TEXT[:10])])
     two = other.start([pair.bench.request(TEXT[:15])])
     assert pair.remote.collect(one, DEADLINE_S) == {1: pair.local(10)}
@@ -329,12 +329,12 @@ def test_two_questions_may_be_open_about_different_sequences(pair: Pair) -> None
 
 
 def test_too_much_to_do_makes_trees_smaller_and_is_said(head: Pair) -> None:
-    head.server._level_s = DEADLINE_S / 2.5
+    head.server.desk.level_s = DEADLINE_S / 2.5
     tree = head.ask(10)
     assert tree is not None
     assert max(tree.tree.depths) == 2
     assert head.remote.figures.busy == 1
-    head.server._level_s = 2 * DEADLINE_S
+    head.server.desk.level_s = 2 * DEADLINE_S
     assert head.ask(12) is None
     assert head.remote.figures.busy == 2
     assert head.remote.figures.missed == 0
@@ -377,7 +377,7 @@ def test_expired_work_is_not_done(head: Pair, monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("nobody waits for this")
 
     head.wire.draft_s = 2 * DEADLINE_S  # before the server looks at what has come
-    monkeypatch.setattr(head.server.drafter, "propose_all", fail)
+    monkeypatch.setattr(head.server.desk.drafter, "propose_all", fail)
     assert head.ask(10) is None
     head.pass_time(0.5)
     assert head.server.failures == 0
@@ -388,7 +388,7 @@ def test_a_draft_that_raises_costs_its_sessions_and_nothing_else(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(pair.server.drafter, "propose_all", lambda batch: 1 / 0)
+        patch.setattr(pair.server.desk.drafter, "propose_all", lambda batch: 1 / 0)
         assert pair.ask(10) is None
     assert pair.server.failures == 1
     assert pair.ask(12) is None
@@ -420,7 +420,7 @@ def test_texts_beyond_the_networks_positions_are_not_sent(kind: str, target: Tar
 def test_a_drafter_that_does_not_fit_is_refused_in_one_sentence_on_both_ends(
     head: Pair, field: str, value: object, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    terms = msgspec.structs.replace(head.server.terms, **{field: value})
+    terms = msgspec.structs.replace(head.server.desk.terms, **{field: value})
     drafter = RemoteDraft(head.wire.finder("b"), terms, head.remote.fusion, deadline_s=1, clock=head.world.clock)
     for _ in range(10):
         assert head.ask(10, drafter) is None
@@ -430,3 +430,69 @@ def test_a_drafter_that_does_not_fit_is_refused_in_one_sentence_on_both_ends(
     said = [record for record in caplog.records if words in record.getMessage()]
     assert {record.name for record in said} == {"workers.remote.server", "workers.remote.link"}
     assert len(said) == 2, "it is not said again and again"
+
+
+def test_an_exchanged_network_answers_those_who_still_have_it(
+    head: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each verifier makes the features of its own head; the other head's would be guesses out of thin air."""
+    monkeypatch.setattr(server, "RETIRE_S", 5.0)
+    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
+    assert head.ask(10) == head.local(10)
+    drafter = other.world.network_draft(64, PAGE_SIZE)
+    head.server.take_up(drafter, other.world.terms_for(drafter))
+    later = other.world.remote(head.wire, other.bench.verifier, "b", DEADLINE_S, "fp32")
+    later._clock = later._link._clock = head.world.clock
+    other.round(later, [])
+    head.wire.run_until(head.world.clock.now + 0.01, "b")
+    assert other.ask(12, later) == other.local(12)
+    assert head.ask(12) == head.local(12)
+    assert head.remote.figures.welcomes == later.figures.welcomes == 1
+    head.world.clock.now += 6
+    assert other.ask(14, later) == other.local(14)
+    assert head.ask(14) is None
+    head.pass_time(0.5)
+    assert head.remote.figures.reason.startswith("The drafter has another draft network")
+    assert len(head.server._desks) == 1
+
+
+def test_a_network_that_comes_back_is_welcome(head: Pair, tmp_path: Path) -> None:
+    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
+    drafter, first = other.world.network_draft(64, PAGE_SIZE), head.server.desk
+    head.server.take_up(drafter, other.world.terms_for(drafter))
+    head.server.take_up(head.world.network_draft(64, PAGE_SIZE), first.terms)
+    assert head.server.desk is first
+    assert head.ask(10) == head.local(10)
+
+
+def test_a_question_for_the_last_network_is_not_answered_by_the_next(head: Pair, tmp_path: Path) -> None:
+    """It overtook the greeting, on another connection; its features would have been read by the wrong head."""
+    assert head.ask(10)
+    question = head.wire.sent[-1]
+    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
+    drafter = other.world.network_draft(64, PAGE_SIZE)
+    head.server.take_up(drafter, other.world.terms_for(drafter))
+    later = other.world.remote(head.wire, other.bench.verifier, "a", DEADLINE_S, "fp32")
+    later._clock = later._link._clock = head.world.clock
+    other.round(later, [])
+    head.wire.run_until(head.world.clock.now + 0.01, "a")
+    head.wire.post("a", question, up=True)
+    assert other.ask(12, later) == other.local(12)
+    assert len(head.server.desk.texts) == 1
+
+
+def test_a_long_read_does_not_make_the_next_trees_smaller(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a prompt took to read was taken for the price of a level: a drafter that was idle called itself busy."""
+    sessions = head.server.desk.drafter.sessions
+    compute = sessions._compute
+
+    def slow(behind: Sequence[object]) -> None:
+        head.world.clock.now += 1.5 * DEADLINE_S
+        compute(behind)  # type: ignore[arg-type]
+
+    assert head.ask(10)
+    monkeypatch.setattr(sessions, "_compute", slow)
+    assert head.ask(20)
+    monkeypatch.undo()
+    assert head.ask(22) == head.local(22)
+    assert head.remote.figures.busy == 0

@@ -165,7 +165,9 @@ class RemoteWorld:
 
     def server(self, num_pages: int = 128, page_size: int = 8, terms: Terms | None = None) -> DraftServer:
         drafter = self.network_draft(num_pages, page_size)
-        return DraftServer(drafter, terms or self.terms_for(drafter), clock=self.clock)
+        server = DraftServer(clock=self.clock)
+        server.take_up(drafter, terms or self.terms_for(drafter))
+        return server
 
     def terms_for(self, drafter: NetworkDraft) -> Terms:
         width = drafter.fusion.width if drafter.fusion else 0
