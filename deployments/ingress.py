@@ -14,16 +14,20 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.checks import fingerprint, served_model
+from deployments.errors import ApiError
 from deployments.exchange import ClusterChoice, FleetExchange, with_choice
-from deployments.fleet import Placement
+from deployments.fleet import Fleet, Placement
 from deployments.keys import KeyRing
 from deployments.metrics import RequestMetrics
 from deployments.replay import Patience
 from deployments.router import Limits, Router
 from deployments.settings import Settings
+from deployments.totals import Totals
 from workers.sequence import Progress, Request
 from workers.stats import Counters, EngineStats
 
+ANSWER_S = 3.0  # for a verifier to say how it does; those that do not answer are left out
+NOBODY = ApiError(503, "No replica of the model is there.", code="no_replica")
 ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
 
@@ -41,6 +45,8 @@ class VerifierHandle:
         direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
         self._generate = direct.options(method_name="generate", stream=True)
         self._stats = direct.options(method_name="stats")
+        self._fleet: Fleet | None = None
+        self._totals = Totals()
 
     async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
         runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request, placement))
@@ -55,9 +61,23 @@ class VerifierHandle:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
     async def stats(self) -> EngineStats:
+        """Of all verifiers that answer."""
         if self._may_sleep and await asyncio.to_thread(is_asleep, self._handle.app_name, self._handle.deployment_name):
             return ASLEEP
-        return cast(EngineStats, await self._stats.remote())
+        if self._fleet is None:  # whoever answers first says who there is
+            placement = Placement()
+            await self._answer(placement)
+            self._fleet = placement.fleet
+        names = self._fleet.names if self._fleet else []
+        answers = await asyncio.gather(*(self._answer(Placement(only=name)) for name in names), return_exceptions=True)
+        found = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, EngineStats)}
+        if not found:
+            raise next(iter(answers), NOBODY)  # type: ignore[misc]  # all of them are exceptions
+        return self._totals.update(found)
+
+    async def _answer(self, placement: Placement) -> EngineStats:
+        async with asyncio.timeout(ANSWER_S):
+            return cast(EngineStats, await self._stats.remote(placement))
 
 
 def is_asleep(application: str, deployment: str) -> bool:
