@@ -111,6 +111,7 @@ class _EngineCollector:
         stats, counters, speculation = self._stats, self._stats.counters, self._stats.counters.speculation
         for name, text, value in (
             ("steps", "Forward passes.", counters.steps),
+            ("overlapped_steps", "Passes beside which other sequences were drafted for.", counters.overlapped_steps),
             ("rows", "Rows of these passes: roots, prompt tokens and guesses.", counters.rows),
             ("prompt_tokens", "Prompt tokens computed.", counters.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache instead.", counters.cached_tokens),

@@ -63,17 +63,17 @@ class Costs:
     def drafting(self, depth: int, batch: int) -> float:
         """Of trees so deep for so many sequences; 0 before anything was measured.
 
-        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch what the nearest does.
-        And no depth costs more than a deeper one, or than its levels in proportion to a shallower one: or else one that
-        was slow by chance when it was first measured would never be measured again.
+        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch its part of a larger
+        one, but no less than a smaller one: what is unknown looks worth a try. And no depth costs more than a deeper
+        one, or than its levels in proportion to a shallower one: or else one that was slow by chance when it was first
+        measured would never be measured again.
         """
-        if not self._drafting or not depth or not batch:
+        if not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
-        by_depth = self._drafting[min(self._drafting, key=lambda known: abs(math.log2(known / size)))]
-        nearest = min(by_depth, key=lambda known: abs(known - depth))
-        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
-        return self._drafting_load * min(by_depth[nearest] * depth / nearest, *bounds)
+        smaller = max((known for known in self._drafting if known <= size), default=size)
+        larger = min((known for known in self._drafting if known >= size), default=size)
+        return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
 
     def forget_drafting(self) -> None:
         """As if no draft had been measured."""
@@ -88,6 +88,14 @@ class Costs:
         change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * by_depth[depth]))
         by_depth[depth] *= change
         self._drafting_load *= change
+
+    def _measured(self, depth: int, size: int) -> float:
+        by_depth = self._drafting.get(size)
+        if not by_depth:
+            return 0.0
+        nearest = min(by_depth, key=lambda known: abs(known - depth))
+        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
+        return min(by_depth[nearest] * depth / nearest, *bounds)
 
     def reading(self, tokens: float) -> float:
         """Of so much text that a drafter has not seen yet; 0 before it was measured."""

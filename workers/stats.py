@@ -110,6 +110,7 @@ class Counters:
     """What the engine's thread counts as it goes."""
 
     steps: int = 0  # forward passes
+    overlapped_steps: int = 0  # of these, those in one of two lanes
     rows: int = 0  # of these passes, before padding: roots, prompt tokens and guesses
     prompt_tokens: int = 0  # tokens computed in prompt chunks, a preempted request's own output among them
     cached_tokens: int = 0  # tokens that a prefix cache hit saved from being computed
@@ -123,6 +124,11 @@ class Counters:
     commit_s: float = 0.0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0))
     speculation: Speculation = Speculation()
+
+    def add_pass(self, rows: int, lanes: int) -> None:
+        self.steps += 1
+        self.overlapped_steps += lanes > 1
+        self.rows += rows
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from drafter.base import DraftLimits, DraftRequest
 from drafter.scored import ScoredTree
-from tests.workers.worlds import Price, World, compute_bound, memory_bound, staircase
+from tests.workers.worlds import Price, World, by_level, compute_bound, memory_bound, staircase
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.config import EngineConfig
@@ -173,7 +173,7 @@ def make_world(
         draft_deadline_s=1e9,
         adaptive=adaptive,
     )
-    world = World(price, p=p, per_level=per_level, config=config)
+    world = World(price, p=p, drafting=by_level(per_level), config=config)
     if adaptive:
         engine = world.engine
         profile(engine.verifier, engine.pages, engine.costs, world.clock)
@@ -244,7 +244,7 @@ def test_a_drafter_that_takes_its_time_and_says_nothing_is_asked_no_more(count: 
 def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short() -> None:
     """Each sequence counted its own steps up to its probe, and ended before."""
     world = make_world(staircase, 0.9, 0.05, 4, adaptive=True)
-    world.drafter.per_level = 0.001
+    world.drafter.price = by_level(0.001)
     for _ in range(60):
         world.tokens_per_s(1, 20)
     assert world.engine.costs.drafting(1, 1) < 0.02
