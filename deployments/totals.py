@@ -30,7 +30,8 @@ class Totals:
 
 def _counters_of(stats: EngineStats) -> EngineStats:
     remote = stats.remote and replace(stats.remote, connected=True, reason="")  # no complaint
-    return replace(stats, **dict.fromkeys(MOMENTARY, 0), remote=remote)
+    nothing: Any = dict.fromkeys(MOMENTARY, 0)
+    return replace(stats, **nothing, remote=remote, draft_model="")
 
 
 def _sum(left: Any, right: Any) -> Any:
