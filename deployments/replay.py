@@ -210,7 +210,7 @@ class _Story:
         self.attempts += 1
         self._earlier = self._usage
         request = replace(self.request, id=f"{self.request.id}.{self.attempts}", output_ids=tuple(self.ids))
-        return request, Placement(self._fingerprint, self._avoid)
+        return request, Placement(self._fingerprint, avoid=self._avoid)
 
     def told(self, run: Progress) -> Progress:
         """An attempt's run, as the request's."""
