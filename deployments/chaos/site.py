@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -105,8 +104,9 @@ class Site:
             found.append(Part(f"controller {pid}", CONTROLLER, pid, controller["Address"]["NodeID"], True))
         for deployment, each in details["applications"].get(APP, {}).get("deployments", {}).items():
             for replica in each["replicas"]:
-                pid, node, running = replica["pid"] or 0, replica["node_id"] or "", replica["state"] == "RUNNING"
-                others = tuple(sorted(ranks.get(replica["actor_id"], ())))
+                pid, node = replica.get("pid", 0), replica.get("node_id", "")  # not there from the first
+                others = tuple(sorted(ranks.get(replica.get("actor_id", ""), ())))
+                running = replica["state"] == "RUNNING"
                 found.append(Part(replica["replica_id"], deployment, pid, node, running, others))
         self.parts = found
         return found
