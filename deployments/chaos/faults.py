@@ -101,18 +101,13 @@ def kill_node(place: Place, random: Random) -> Blow:
 
 
 def drain_node(place: Place, random: Random) -> Blow:
-    """As at a spot notice; when all that it had is elsewhere it ends, and another one takes its place."""
+    """As at a spot notice; another one takes its place at once. When it is empty, it ends by itself or is ended."""
     blow, node = _node(place, random)
     _, *arguments = drain_command(place.head, node, DRAIN_S)
-    subprocess.run(
-        [sys.executable, "-m", "ray.scripts.scripts", *arguments], check=True, capture_output=True, timeout=COMMAND_S
-    )
-
-    def afterwards() -> None:
-        place.end_node(node, gracefully=True)
-        place.add_node()
-
-    return Blow(blow.target, blow.gone, afterwards)
+    command = [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+    subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_S)
+    place.add_node()
+    return Blow(blow.target, blow.gone, lambda: place.end_node(node, gracefully=True))
 
 
 def kill_controller(place: Place, random: Random) -> Blow:

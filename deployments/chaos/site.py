@@ -22,7 +22,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.autoscaling import DRAFTER, VERIFIER
 from deployments.bench import free_port
-from deployments.build import INGRESS_CPUS, LEAN_SERVE, ONE_LOOP, STERN_SERVE
+from deployments.build import LEAN_SERVE, ONE_LOOP, STERN_SERVE
 from deployments.launch import QUIET
 from deployments.settings import Settings
 from workers.stats import EngineStats
@@ -73,7 +73,7 @@ class Site:
         from ray.serve.schema import ServeDeploySchema
 
         self.settings = settings
-        ingress = {"num_cpus": INGRESS_CPUS, "resources": {HEAD_ONLY: 0.001}}
+        ingress = {"num_cpus": 0, "resources": {HEAD_ONLY: 0.001}}
         application = {
             "name": APP,
             "route_prefix": "/",
@@ -140,7 +140,7 @@ class Site:
             there == wanted
             and all(part.running and part.name not in gone for part in parts)
             and sum(len(part.ranks) for part in parts) == ranks
-            and len([node for node in ray.nodes() if node["Alive"]]) == 1 + WORKERS
+            and sum(node["Alive"] for node in ray.nodes()) >= 1 + WORKERS  # one that is drained may still be there
             and _serve().get_serve_details()["applications"][APP]["status"] == "RUNNING"
             and all(stats.remote and stats.remote.connected for stats in self._stats())
         )
@@ -217,7 +217,7 @@ def three_nodes(settings: Settings) -> Iterator[Site]:
 
     port = free_port()
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         site = Site(cluster, settings, port)
         for _ in range(WORKERS):
