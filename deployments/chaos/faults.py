@@ -137,8 +137,8 @@ FAULTS: dict[str, Fault] = {
 
 
 def _one(place: Place, deployment: str, random: Random) -> Part:
-    running = [part for part in place.look() if part.deployment == deployment and part.running]
-    return random.choice(sorted(running, key=lambda part: part.name))
+    there = [part for part in place.look() if part.deployment == deployment and part.serves]
+    return random.choice(sorted(there, key=lambda part: part.name))
 
 
 def _signal(place: Place, part: Part, number: signal.Signals) -> Blow:

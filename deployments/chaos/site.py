@@ -30,6 +30,8 @@ from workers.stats import EngineStats
 APP, INGRESS, CONTROLLER, RANK = "draftree", "Ingress", "Controller", "VerifierRank"
 WORKERS, WORKER_CPUS = 2, 4
 HEAD_ONLY = "node:__internal_head__"  # Ray gives every head one of these
+RUNNING = "RUNNING"
+SERVING = (RUNNING, "RECOVERING", "UPDATING", "PENDING_MIGRATION")
 LOOK_S = 0.3
 ANSWER_S = 30.0  # of replicas that are asked for figures
 END_S = 60.0  # for a process to end that was told to, and for Ray to notice
@@ -43,8 +45,13 @@ class Part:
     deployment: str
     pid: int
     node: str
-    running: bool
+    state: str  # Serve's word
     ranks: tuple[int, ...] = ()  # processes of a verifier's other ranks
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are sent there, as to those that a new controller has yet to look at."""
+        return self.state in SERVING
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -82,15 +89,17 @@ class Site:
             "deployments": [{"name": INGRESS, "ray_actor_options": ingress}],
             "logging_config": QUIET.model_dump(),
         }
-        _serve().deploy_apps(ServeDeploySchema(applications=[application]))
+        _serve().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
     # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> list[Part]:
-        """All parts; waits while there is no controller to ask."""
+        """All parts; waits while there is no controller to ask. One that knows nothing yet changes nothing."""
         import ray
 
         details = _serve().get_serve_details()
+        if APP not in details["applications"]:
+            return self.parts
         actors = ray._private.state.actors(actor_state_name="ALIVE")
         owners = {_address(actor, "Address"): name for name, actor in actors.items()}
         ranks: dict[str, list[int]] = {}
@@ -101,13 +110,12 @@ class Site:
         found = []
         if controller:
             pid = controller["Pid"]
-            found.append(Part(f"controller {pid}", CONTROLLER, pid, controller["Address"]["NodeID"], True))
-        for deployment, each in details["applications"].get(APP, {}).get("deployments", {}).items():
+            found.append(Part(f"controller {pid}", CONTROLLER, pid, controller["Address"]["NodeID"], RUNNING))
+        for deployment, each in details["applications"][APP]["deployments"].items():
             for replica in each["replicas"]:
                 pid, node = replica.get("pid", 0), replica.get("node_id", "")  # not there from the first
                 others = tuple(sorted(ranks.get(replica.get("actor_id", ""), ())))
-                running = replica["state"] == "RUNNING"
-                found.append(Part(replica["replica_id"], deployment, pid, node, running, others))
+                found.append(Part(replica["replica_id"], deployment, pid, node, replica["state"], others))
         self.parts = found
         return found
 
@@ -116,17 +124,15 @@ class Site:
         return sorted(node.node_id for node in self._cluster.worker_nodes)
 
     def able(self) -> frozenset[str]:
-        """Verifiers that could answer now: those that ran at the last look, if their processes are still up to it."""
+        """Verifiers that could answer now: those that served at the last look, if their processes still can."""
         return frozenset(
             part.name
             for part in self.parts
-            if part.deployment == VERIFIER and part.running and all(is_awake(pid) for pid in part.pids)
+            if part.deployment == VERIFIER and part.serves and all(is_awake(pid) for pid in part.pids)
         )
 
     def is_full(self, gone: frozenset[str] = frozenset()) -> bool:
         """Whether all that should run does, none of it called as in ``gone``, and drafters draft for all verifiers."""
-        import ray
-
         settings, parts = self.settings, self.look()
         wanted = {
             CONTROLLER: 1,
@@ -138,10 +144,10 @@ class Site:
         ranks = settings.verifier_replicas * (settings.tensor_parallel - 1)
         return (
             there == wanted
-            and all(part.running and part.name not in gone for part in parts)
+            and all(part.state == RUNNING and part.name not in gone for part in parts)
             and sum(len(part.ranks) for part in parts) == ranks
-            and sum(node["Alive"] for node in ray.nodes()) >= 1 + WORKERS  # one that is drained may still be there
-            and _serve().get_serve_details()["applications"][APP]["status"] == "RUNNING"
+            and sum(node["Alive"] for node in _nodes()) >= 1 + WORKERS  # one that is drained may still be there
+            and _serve().get_serve_details()["applications"][APP]["status"] == RUNNING
             and all(stats.remote and stats.remote.connected for stats in self._stats())
         )
 
@@ -229,7 +235,7 @@ def three_nodes(settings: Settings) -> Iterator[Site]:
         yield site
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def waited(condition: Callable[[], bool], within_s: float) -> bool:
@@ -263,6 +269,12 @@ def _state(pid: int) -> str:
 
 def _address(actor: Any, which: str) -> tuple[str, int]:
     return actor[which]["IPAddress"], actor[which]["Port"]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _serve() -> Any:
