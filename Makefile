@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods bench-controller bench-remote clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-controller bench-remote bench-scaling clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -54,6 +54,10 @@ bench-remote: $(INSTALLED)  ## the draft network here and in a process of its ow
 
 bench-controller: $(INSTALLED)  ## the cost model under changing load and acceptance: tables, pictures, one line of JSON
 	$(BIN)/python -m workers.measuring.controller $(ARGS)
+
+bench-scaling: export RAY_AUTH_MODE ?= token
+bench-scaling: $(INSTALLED)  ## whether verifiers follow the load: steps up and down, a table, one line of JSON
+	$(BIN)/python -m deployments.bench_scaling $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What was measured, for others to look at; seconds."""
+
+    verifying: Mapping[int, float]  # by padded rows, without keys
+    drafting: Mapping[int, Mapping[int, float]]  # by batch, rounded up to a power of two, and depth
+
+    def verifying_s(self, rows: int) -> float:
+        """As `Costs.verifying`."""
+        return _between(self.verifying, rows)
 
 
 class Costs:
@@ -35,6 +48,15 @@ class Costs:
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
         self._drafting_load = 1.0
         self._per_unread = 0.0
+
+    def prices(self) -> Prices:
+        """A copy."""
+        verifying = {rows: seconds * self._load for rows, seconds in self._by_rows.items()}
+        drafting = {
+            batch: {depth: seconds * self._drafting_load for depth, seconds in by_depth.items()}
+            for batch, by_depth in self._drafting.items()
+        }
+        return Prices(verifying, drafting)
 
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
@@ -121,7 +143,7 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _between(known: dict[int, float], at: int) -> float:
+def _between(known: Mapping[int, float], at: int) -> float:
     """Piecewise linear through the known points, and level outside of them."""
     counts = sorted(known)
     if not counts:

@@ -395,6 +395,7 @@ class Engine:
             drafter_failures=self.drafter.failures,
             late_drafts=self.drafter.late,
             counters=replace(self.counters, finished=dict(self.counters.finished)),
+            prices=self.costs.prices(),
         )
 
     # ── when a step fails ────────────────────────────────────────────────────────────────────────────────────────────

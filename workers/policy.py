@@ -206,6 +206,7 @@ class AdaptivePolicy:
         self._all = Hazards()
         self._known: dict[int, _Known] = {}
         self._length = LENGTH  # tokens of an answer to expect
+        self._ended = 0  # answers that this is known from
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
@@ -266,7 +267,8 @@ class AdaptivePolicy:
 
     def forget(self, sequence: int) -> None:
         if known := self._known.pop(sequence, None):
-            self._length += SLOWLY * (known.length - known.prompt - self._length)
+            self._ended += 1
+            self._length += max(SLOWLY, 1 / self._ended) * (known.length - known.prompt - self._length)
 
     def start_over(self) -> None:
         self._all = Hazards()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from verifier.tree import TokenTree
+from workers.costs import Prices
 
 # A draw whose runner-up came this close (log p + g) could have gone the other way by float noise.
 NEAR_TIE = 1e-3
@@ -103,6 +104,7 @@ class Usage(Speculation):
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when the request was first admitted
     output_tokens: int = 0  # a replay's earlier ones included
     preemptions: int = 0
+    replays: int = 0  # counted by whoever replays
 
 
 @dataclass
@@ -170,4 +172,5 @@ class EngineStats:
     late_drafts: int  # counter: collects that took longer than their deadline
     counters: Counters  # a copy
     remote: RemoteFigures | None = None  # None: all drafting is done here
+    prices: Prices | None = None  # as measured so far
     draft_model: str = ""  # that guesses, by the name under which it was asked for

@@ -54,6 +54,22 @@ def test_a_step_behind_a_dear_first_row_is_still_seen() -> None:
     assert make_policy(1, 2, 2, 2).choose({0: tree(0.9, 0.9, 0.9)}, ALONE) == {0: tree(0.9, 0.9, 0.9)}
 
 
+def test_guesses_pay_for_the_keys_that_they_attend_to() -> None:
+    """Prices 1 and 1.2 before any keys, and 0.001 a key: after 1000 of them they are 2 and 3.2."""
+    policy = make_policy(1, 1.2)
+    policy.costs.learn_keys(1, 1000, 2.0)
+    assert policy.choose({0: tree(0.5)}, ALONE) == {0: tree(0.5)}
+    assert policy.choose({0: tree(0.5)}, Load(decoding=1, rows=1, keys=1000, context=1000)) == {}
+
+
+def test_what_drafting_took_is_spent_whether_its_guesses_are_bought_or_not() -> None:
+    """At prices 1 and 1.4, after a second of drafting: 1.35 tokens in 2.4 s beat 1 in 2 s, but would not 1 in 1 s."""
+    policy = make_policy(1, 1.4)
+    assert policy.choose({0: tree(0.35)}, ALONE) == {}
+    policy.observe_drafting([request()], 1.0, answered=True)
+    assert policy.choose({0: tree(0.35)}, ALONE) == {0: tree(0.35)}
+
+
 def test_the_likeliest_guesses_of_all_sequences_come_first() -> None:
     trees = {0: tree(0.9, 0.1), 1: tree(0.3, 0.9)}
     chosen = make_policy(1, 1, 1.01, 1.05, 5, 5).choose(trees, Load(2, 2, 0, 0))
@@ -222,8 +238,9 @@ def test_no_text_is_read_for_the_few_tokens_that_are_left_to_guess() -> None:
     def rate(*, guessing: bool) -> float:
         world = make_world(staircase, 0.9, 0.003, 8 if guessing else 0, adaptive=guessing, known=False)
         world.drafter.per_unread = 0.001
-        world.tokens_per_s(40, 4, num_prompt=200)  # how long answers are is not known before some have ended
-        return world.tokens_per_s(40, 4, num_prompt=200)
+        for _ in range(20):  # how long answers are is not known before some have ended
+            world.tokens_per_s(1, 4, num_prompt=200)
+        return sum(world.tokens_per_s(1, 4, num_prompt=200) for _ in range(10))
 
     assert rate(guessing=True) >= 0.97 * rate(guessing=False)
 
