@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods bench-remote bench-scaling chaos clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-controller bench-remote bench-scaling chaos clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -51,6 +51,9 @@ bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, 
 
 bench-remote: $(INSTALLED)  ## the draft network here and in a process of its own: a table and one line of JSON
 	$(BIN)/python -m workers.measuring.bench_remote $(ARGS)
+
+bench-controller: $(INSTALLED)  ## the cost model under changing load and acceptance: tables, pictures, one line of JSON
+	$(BIN)/python -m workers.measuring.controller $(ARGS)
 
 bench-scaling: export RAY_AUTH_MODE ?= token
 bench-scaling: $(INSTALLED)  ## whether verifiers follow the load: steps up and down, a table, one line of JSON

@@ -103,12 +103,16 @@ class Costs:
 
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
-        by_depth = self._drafting.setdefault(_power_of_two(batch), {})
+        size = _power_of_two(batch)
+        by_depth = self._drafting.setdefault(size, {})
         if depth not in by_depth:
             by_depth[depth] = max(seconds, LEAST) / self._drafting_load
             return
-        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * by_depth[depth]))
-        by_depth[depth] *= change
+        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * self._measured(depth, size)))
+        price = self._measured(depth, size) * change
+        for known in by_depth:  # what was measured just now counts for more than a bound that others set
+            by_depth[known] = max(by_depth[known], price / max(1.0, depth / known))
+        by_depth[depth] = price
         self._drafting_load *= change
 
     def _measured(self, depth: int, size: int) -> float:

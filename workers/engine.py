@@ -119,6 +119,7 @@ class Engine:
         )
         self.under_way: deque[Step] = deque()  # begun and not complete, one for each lane
         self.inbox = Inbox()
+        self._last_lanes = 1  # that a step was begun for
         self._answered_at = clock()  # when the drafter's last answer was here
         self._lap_began: float | None = None  # in two lanes, when the last step was complete
         self._thread: threading.Thread | None = None
@@ -285,8 +286,11 @@ class Engine:
     # ── the rest of a step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _ask(self, step: Step) -> None:
-        batch = self.policy.limit(self.scheduler.draft_requests(step), step.load)
-        if batch:
+        """Asks for the step's trees. Not when lanes have just changed: whoever has waited for that waits no longer."""
+        last_lanes, self._last_lanes = self._last_lanes, step.lanes
+        if step.lanes != last_lanes:
+            return
+        if batch := self.policy.limit(self.scheduler.draft_requests(step), step.load):
             began = self.clock()
             step.question = Question(batch, self.drafter.start(batch), began)
 

@@ -76,6 +76,15 @@ def test_drafting_is_priced_by_depth_and_batch() -> None:
     assert costs.drafting(0, 4) == costs.drafting(4, 0) == 0.0
 
 
+def test_what_is_measured_again_and_again_counts_for_more_than_bounds() -> None:
+    """A shallower depth had been priced too low once; deeper drafts took longer than that allowed."""
+    costs = make_costs()
+    costs.observe_drafting(3, 16, 0.01)
+    for _ in range(100):
+        costs.observe_drafting(4, 16, 0.064)
+    assert costs.drafting(4, 16) == pytest.approx(0.064, rel=0.02)
+
+
 def test_a_part_of_a_batch_may_cost_its_part() -> None:
     costs = make_costs()
     costs.observe_drafting(2, 8, 0.8)

@@ -12,7 +12,6 @@ from tests.fakes import FakeVerifier, RecordingDrafter, plain_decoding
 from tests.workers.worlds import (
     DraftPrice,
     Price,
-    ScriptedElsewhere,
     World,
     by_guess,
     by_level,
@@ -44,7 +43,7 @@ def make_world(price: Price, drafting: DraftPrice, depth: int, max_lanes: int, *
         max_stretch=100.0,
         max_lanes=max_lanes,
     )
-    world = World(price, p=0.9, drafting=drafting, config=config, draft_type=ScriptedElsewhere)
+    world = World(price, p=0.9, drafting=drafting, config=config, elsewhere=True)
     if adaptive:
         profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
     return world

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any
 
 from drafter.base import DraftRequest, InstantDraft, Ticket
 from drafter.growth import TreeBuilder
@@ -14,6 +13,7 @@ from verifier.batch import StepPlan
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
+from workers.measuring.clockwork import ClockworkDraft
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds
@@ -93,32 +93,12 @@ class ScriptedDraft(InstantDraft):
         return builder.build()
 
 
-class ScriptedElsewhere(ScriptedDraft):
-    """Works while others do, on one question after the other."""
-
-    def __init__(self, *script: Any) -> None:
-        super().__init__(*script)
-        self._free_at = 0.0
-        self._due: dict[Ticket, float] = {}
-
-    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        self._free_at = max(self._free_at, self._clock.now) + self.work(batch)
-        ticket = InstantDraft.start(self, batch)
-        self._due[ticket] = self._free_at
-        return ticket
-
-    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
-        trees, due, ends = super().collect(ticket, deadline_s), self._due.pop(ticket), self._clock.now + deadline_s
-        self._clock.now = max(self._clock.now, min(due, ends))
-        return trees if due <= ends else {}
-
-
 class World:
     """An engine on a fake verifier, and a clock that its passes and drafts move on.
 
     Args:
         drafting: what drafts cost.
-        draft_type: who guesses.
+        elsewhere: they are made while passes go on.
     """
 
     def __init__(
@@ -128,15 +108,16 @@ class World:
         p: float,
         drafting: DraftPrice,
         config: EngineConfig,
-        draft_type: type[ScriptedDraft] = ScriptedDraft,
+        elsewhere: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.price = price
         verifier = FakeVerifier(config.num_pages, config.page_size, max_rows=config.max_rows)
         verifier.on_forward = self._pass_time
         self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.drafter = draft_type(self._truth, self.clock, p, drafting)
-        self.engine = Engine(verifier, self.drafter, config, self.clock)
+        self.drafter = ScriptedDraft(self._truth, self.clock, p, drafting)
+        drafter = ClockworkDraft(self.drafter, self.clock, drafting) if elsewhere else self.drafter
+        self.engine = Engine(verifier, drafter, config, self.clock)
 
     def requests(self, count: int, max_tokens: int, num_prompt: int = 3) -> list[Request]:
         more = (2,) * (num_prompt - 3)
