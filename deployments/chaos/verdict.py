@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from deployments.chaos.health import Statement
@@ -49,11 +50,11 @@ class Verdict:
     leftovers: Sequence[str]
     gap: Callable[[Question, str], float | None]
 
-    @property
+    @cached_property
     def failed(self) -> list[Answer]:
         return [answer for answer in self.answers if answer.problem]
 
-    @property
+    @cached_property
     def changed(self) -> list[Answer]:
         return [
             answer
@@ -61,15 +62,16 @@ class Verdict:
             if not answer.problem and answer.text != self.truth.get(answer.question.number)
         ]
 
-    @property
+    @cached_property
     def lies(self) -> list[str]:
         return [statement.lie for statement in self.statements if statement.lie]
 
-    @property
+    @cached_property
     def broken(self) -> list[str]:
         """A sentence for each promise that was not kept."""
-        found = [f"{len(self.failed)} requests failed: {_some(answer.problem for answer in self.failed)}"]
-        found[0] *= bool(self.failed)
+        found = []
+        if self.failed:
+            found.append(f"{len(self.failed)} requests failed: {_some(answer.problem for answer in self.failed)}")
         if self.changed:
             found.append(f"{len(self.changed)} texts changed: {_some(map(self._change, self.changed))}")
         lost = [event for event in self.events if event.whole_s is None]
@@ -83,7 +85,7 @@ class Verdict:
             found.append(f"faults that did not come {self.least} times: {', '.join(rare)}")
         if not self.answers:
             found.append("nothing was asked")
-        return [each for each in found if each]
+        return found
 
     def report(self) -> str:
         """For people."""
@@ -127,7 +129,7 @@ class Verdict:
         return f"question {question.number} at temperature {question.temperature:g} (gap {close})"
 
 
-def _some(examples: Any) -> str:
+def _some(examples: Iterable[str]) -> str:
     found = list(dict.fromkeys(examples))
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return "; ".join(found[:SHOWN]) + more
