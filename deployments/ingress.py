@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from drafter.factory import parts_of
 from workers.sequence import Progress, Request
 from workers.stats import Counters, EngineStats
 
-ANSWER_S = 3.0  # for a verifier to say how it does; those that do not answer are left out
+ANSWER_S = 2.0  # for a verifier to say how it does; those that do not answer are left out
 NOBODY = ApiError(503, "No replica of the model is there.", code="no_replica")
 ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
@@ -70,10 +71,8 @@ class VerifierHandle:
         """Of all verifiers that answer."""
         if self._may_sleep and await asyncio.to_thread(is_asleep, self._handle.app_name, self._handle.deployment_name):
             return ASLEEP
-        if self._fleet is None:  # whoever answers first says who there is
-            placement = Placement()
-            await self._answer(placement)
-            self._fleet = placement.fleet
+        if self._fleet is None:
+            self._fleet = await self._found()
         names = self._fleet.names if self._fleet else []
         answers = await asyncio.gather(*(self._answer(Placement(only=name)) for name in names), return_exceptions=True)
         found = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, EngineStats)}
@@ -81,9 +80,24 @@ class VerifierHandle:
             raise next(iter(answers), NOBODY)  # type: ignore[misc]  # all of them are exceptions
         return self._totals.update(found)
 
+    async def _found(self) -> Fleet | None:
+        """Whoever is asked first, by that it is known who there is; whether it answers does not matter."""
+        placement = Placement()
+        try:
+            await self._answer(placement)
+        except Exception:
+            if placement.fleet is None:
+                raise
+        return placement.fleet
+
     async def _answer(self, placement: Placement) -> EngineStats:
-        async with asyncio.timeout(ANSWER_S):
+        """In a context of its own: of calls that belong to one HTTP request, Serve's router takes two for the same."""
+
+        async def ask() -> EngineStats:
             return cast(EngineStats, await self._stats.remote(placement))
+
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.create_task(ask(), context=Context())
 
 
 def is_asleep(application: str, deployment: str) -> bool:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace, folder: Path) -> Verdict:
         max_running=4,
     )
     asked = questions(QUESTIONS)
-    with three_nodes(settings) as site:
+    with redirect_stdout(sys.stderr), three_nodes(settings) as site:  # Ray prints what it misses
         load = Load(site.url, model.name, asked)
         say("Starting three nodes and the service …")
         if not waited(lambda: not load.ask(asked[0]).problem and site.is_full(), UP_S):

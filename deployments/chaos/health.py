@@ -21,15 +21,15 @@ class Statement:
     said: str
     before: frozenset[str]
     after: frozenset[str]
-    at: float  # by `time.monotonic`
+    at_s: float  # since the first one
 
     @property
     def lie(self) -> str:
         """What is wrong with it; "" if it may be true: somebody may have come or gone while it was made."""
         if self.well and not self.before | self.after:
-            return "said that it was well when no verifier was"
+            return f"at {self.at_s:.0f} s it said that it was well when no verifier was"
         if not self.well and (able := self.before & self.after):
-            return f"said that it was not well when {len(able)} verifiers were: {self.said}"
+            return f"at {self.at_s:.0f} s it said that it was not well when {len(able)} verifiers were: {self.said}"
         return ""
 
 
@@ -44,7 +44,7 @@ class HealthWatch:
     def __init__(self, url: str, able: Callable[[], frozenset[str]], look: Callable[[], object]) -> None:
         self.statements: list[Statement] = []
         self._url, self._able, self._look = url, able, look
-        self._enough = threading.Event()
+        self._began, self._enough = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -58,14 +58,14 @@ class HealthWatch:
                 self.statements.append(self._ask(client))
 
     def _ask(self, client: httpx.Client) -> Statement:
-        before, at = self._able(), time.monotonic()
+        before, at_s = self._able(), time.monotonic() - self._began
         try:
             answer = client.get("/health")
             well, said = answer.status_code == 200, answer.text
         except httpx.HTTPError as error:
             well, said = False, f"{type(error).__name__}: {error}"
-        statement = Statement(well, said, before, self._able(), at)
+        statement = Statement(well, said, before, self._able(), at_s)
         if statement.lie:  # or is it the last look that is out of date?
             self._look()
-            statement = Statement(well, said, before, self._able(), at)
+            statement = Statement(well, said, before, self._able(), at_s)
         return statement

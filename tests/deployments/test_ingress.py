@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ray import serve
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
+from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 
 from deployments.errors import ApiError
@@ -30,6 +31,7 @@ class Handle:
 
     def __init__(self, **figures: EngineStats | None) -> None:
         self.calls = 0
+        self.callers = set[str]()  # the HTTP requests, by Serve's ids, in whose course it was asked
         self.figures = figures
         self.fleet = Fleet()
         self.fleet.update([Report(name, "fake|") for name in figures])
@@ -39,6 +41,7 @@ class Handle:
 
     async def remote(self, placement: Placement) -> EngineStats:
         self.calls += 1
+        self.callers.add(_get_serve_request_context()._internal_request_id)
         placement.fleet = self.fleet
         answer = self.figures[placement.only or next(iter(self.figures))]
         if answer is None:
@@ -76,6 +79,22 @@ async def test_figures_are_those_of_all_verifiers_that_answer() -> None:
     """They were one's, another one's each time; and one that is frozen made the whole service look ill."""
     handle: Any = Handle(a=busy_stats(), b=busy_stats(), c=None)
     assert (await VerifierHandle(handle).stats()).counters.steps == 2 * busy_stats().counters.steps
+
+
+async def test_all_verifiers_are_asked_though_one_http_request_wants_to_know() -> None:
+    """Serve knows calls by the HTTP request that they belong to: of two at the same time it routed one, for `/health`
+    and `/metrics` only the first verifier answered, and when that was frozen, none."""
+    before = _serve_request_context.set(_RequestContext(_internal_request_id="a client's"))
+    handle: Any = Handle(a=busy_stats(), b=busy_stats())
+    await VerifierHandle(handle).stats()
+    _serve_request_context.reset(before)
+    assert (handle.calls, handle.callers) == (3, {""})
+
+
+async def test_that_the_first_one_asked_is_broken_does_not_make_the_service_ill() -> None:
+    """A new ingress said 503 for as long as it asked a broken verifier first, though others were well."""
+    handle: Any = Handle(a=None, b=busy_stats())
+    assert (await VerifierHandle(handle).stats()).counters.steps == busy_stats().counters.steps
 
 
 async def test_when_none_answers_the_first_trouble_is_told() -> None:
