@@ -84,7 +84,8 @@ async def test_figures_are_those_of_all_verifiers_that_answer() -> None:
 async def test_all_verifiers_are_asked_though_one_http_request_wants_to_know() -> None:
     """Serve knows calls by the HTTP request that they belong to: of two at the same time it routed one, for `/health`
     and `/metrics` only the first verifier answered, and when that was frozen, none."""
-    before = _serve_request_context.set(_RequestContext(_internal_request_id="a client's"))
+    of_request: Any = _RequestContext(_internal_request_id="a client's")
+    before = _serve_request_context.set(of_request)
     handle: Any = Handle(a=busy_stats(), b=busy_stats())
     await VerifierHandle(handle).stats()
     _serve_request_context.reset(before)
