@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint format bench bench-methods bench-remote clean
+.PHONY: help serve test test-all lint format bench bench-methods bench-controller bench-remote bench-scaling chaos clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -51,6 +51,18 @@ bench-methods: $(INSTALLED)  ## every method of guessing side by side: a table, 
 
 bench-remote: $(INSTALLED)  ## the draft network here and in a process of its own: a table and one line of JSON
 	$(BIN)/python -m workers.measuring.bench_remote $(ARGS)
+
+bench-controller: $(INSTALLED)  ## the cost model under changing load and acceptance: tables, pictures, one line of JSON
+	$(BIN)/python -m workers.measuring.controller $(ARGS)
+
+bench-scaling: export RAY_AUTH_MODE ?= token
+bench-scaling: $(INSTALLED)  ## whether verifiers follow the load: steps up and down, a table, one line of JSON
+	$(BIN)/python -m deployments.bench_scaling $(ARGS)
+
+# Nodes that are started one by one get no token of themselves, and this cluster lasts for minutes.
+chaos: export RAY_AUTH_MODE ?= disabled
+chaos: $(INSTALLED)  ## break a small cluster while requests run: a table, one line of JSON, status 1 for a broken promise
+	$(BIN)/python -m deployments.chaos $(ARGS)
 
 clean:  ## remove the environment and every cache of the tools
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from openai.types import Model
 from starlette.exceptions import HTTPException
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from deployments.agreement import Agreement
 from deployments.errors import ApiError, api_error
 from deployments.keys import ApiKey, KeyGuard, KeyRing, key_of
-from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, Stopwatch
-from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event
+from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, RouterCollector
+from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event, speculation_view
 from deployments.router import Generation, Piece, Router, Verifier
 from deployments.schema import ChatRequest, CompletionRequest, DraftModelRequest, GenerationRequest, parse
+from deployments.visit import Visit
 from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
 from workers.stats import EngineStats
@@ -45,10 +47,14 @@ class Service:
     verifier: Verifier
     text: Text
     draft: DraftLimits  # what the service allows
+    agreement: Agreement
     keys: KeyRing = field(default_factory=lambda: KeyRing({}))
     exchange: Callable[[str], Awaitable[int]] | None = None  # of the draft model; returns the number of replicas
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time, s
+
+    def visit(self, endpoint: str, request: Request) -> Visit:
+        return Visit(self.agreement, self.metrics, endpoint, key_of(request))
 
     def check_model(self, name: str) -> None:
         if name != self.model:
@@ -65,7 +71,13 @@ class Service:
 
 def create_app(service: Service) -> FastAPI:
     """The application: OpenAI's routes, health and metrics."""
-    app = FastAPI(title="Draftree", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.agreement.running():
+            yield
+
+    app = FastAPI(title="Draftree", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(KeyGuard, ring=service.keys)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(HTTPException, _error_response)
@@ -82,12 +94,16 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await request.body()
-        return await _counted(service, "chat", partial(_chat, service, key_of(request), body))
+        return await _counted(service.visit("chat", request), partial(_chat, service, body))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.body()
-        return await _counted(service, "completions", partial(_completion, service, key_of(request), body))
+        return await _counted(service.visit("completions", request), partial(_completion, service, body))
+
+    @app.get("/v1/speculation")
+    async def speculation() -> JSONResponse:
+        return JSONResponse(speculation_view(service.model, service.draft, service.agreement))
 
     @app.post("/v1/draft_model")
     async def draft_model(request: Request) -> Response:
@@ -108,7 +124,7 @@ def create_app(service: Service) -> FastAPI:
         except Exception as error:
             log.warning("the verifier's figures are missing from /metrics: %s", api_error(error).message)
             stats = None
-        return Response(service.metrics.render(stats), media_type=CONTENT_TYPE)
+        return Response(service.metrics.render(stats, RouterCollector(service.agreement)), media_type=CONTENT_TYPE)
 
     return app
 
@@ -117,22 +133,21 @@ async def _error_response(_: Request, error: Exception) -> JSONResponse:
     return api_error(error).response()
 
 
-async def _counted(service: Service, endpoint: str, work: Callable[[Stopwatch], Awaitable[Response]]) -> Response:
+async def _counted(visit: Visit, work: Callable[[Visit], Awaitable[Response]]) -> Response:
     """The answer that ``work`` makes, and one count of how it went; a stream counts itself when it ends."""
-    watch = Stopwatch(service.metrics, endpoint)
     try:
-        response = await work(watch)
+        response = await work(visit)
     except asyncio.CancelledError:
-        watch.finish(CLIENT_GONE)
+        visit.finish(CLIENT_GONE)
         raise
     except Exception as error:
         answer = api_error(error)
-        watch.finish(answer.status)
+        visit.finish(answer.status)
         if answer.status >= 500:
-            log.exception("A request to %s failed", endpoint)
+            log.exception("A request to %s failed", visit.endpoint)
         raise answer from error
     if not isinstance(response, EventStream):
-        watch.finish(response.status_code)
+        visit.finish(response.status_code)
     return response
 
 
@@ -148,28 +163,27 @@ async def _exchange(service: Service, key: ApiKey, raw: bytes) -> Response:
     return JSONResponse({"draft_model": body.draft_model, "replicas": replicas})
 
 
-async def _chat(service: Service, key: ApiKey, raw: bytes, watch: Stopwatch) -> Response:
+async def _chat(service: Service, raw: bytes, visit: Visit) -> Response:
     body = parse(ChatRequest, raw)
     service.check_model(body.model)
     ids = service.text.chat_ids([message.for_template() for message in body.messages])
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = body.max_completion_tokens or body.max_tokens
-    generation = _generation(service, key, body, ids, "messages", field, budget)
-    return await _respond(service, body, generation, ChatAnswer(service.model, body.include_usage), watch)
+    generation = _generation(visit, body, ids, "messages", field, budget)
+    return await _respond(service, body, generation, ChatAnswer(service.model, body.include_usage), visit)
 
 
-async def _completion(service: Service, key: ApiKey, raw: bytes, watch: Stopwatch) -> Response:
+async def _completion(service: Service, raw: bytes, visit: Visit) -> Response:
     body = parse(CompletionRequest, raw)
     service.check_model(body.model)
     ids = service.text.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    generation = _generation(service, key, body, ids, "prompt", "max_tokens", budget)
-    return await _respond(service, body, generation, CompletionAnswer(service.model, body.include_usage), watch)
+    generation = _generation(visit, body, ids, "prompt", "max_tokens", budget)
+    return await _respond(service, body, generation, CompletionAnswer(service.model, body.include_usage), visit)
 
 
 def _generation(
-    service: Service,
-    key: ApiKey,
+    visit: Visit,
     body: GenerationRequest,
     ids: Sequence[int],
     prompt_field: str,
@@ -187,27 +201,29 @@ def _generation(
         ignore_eos=body.ignore_eos,
         sampling=SamplingParams(body.temperature, body.top_k, body.top_p, body.min_p, seed=body.seed or 0),
         has_seed=body.seed is not None,
-        draft=body.speculation.within(service.draft),
-        salt=key.salt,
+        salt=visit.key.salt,
     )
 
 
 async def _respond(
-    service: Service, body: GenerationRequest, generation: Generation, answer: Answer, watch: Stopwatch
+    service: Service, body: GenerationRequest, generation: Generation, answer: Answer, visit: Visit
 ) -> Response:
-    pieces = service.router.generate(generation)
+    draft = visit.admit(len(generation.prompt_ids), body.temperature, body.speculation.within(service.draft))
+    pieces = service.router.generate(replace(generation, draft=draft))
     if not body.stream:
-        return Response(await _whole(pieces, answer, watch), media_type="application/json")
+        return Response(await _whole(pieces, answer, visit), media_type="application/json")
     # Errors still have a status until the first piece is there.
     first = await anext(pieces)
-    return EventStream(_events(first, pieces, answer, body.include_usage, watch))
+    events = _events(first, pieces, answer, body.include_usage, visit)
+    await anext(events)
+    return EventStream(events)
 
 
-async def _whole(pieces: AsyncGenerator[Piece, None], answer: Answer, watch: Stopwatch) -> bytes:
+async def _whole(pieces: AsyncGenerator[Piece, None], answer: Answer, visit: Visit) -> bytes:
     texts: list[str] = []
     async with aclosing(pieces):
         async for piece in pieces:
-            watch.piece()
+            visit.piece(piece)
             texts.append(piece.text)
             if piece.finish is not None and piece.usage is not None:
                 return answer.whole("".join(texts), piece.finish, piece.usage)
@@ -215,16 +231,21 @@ async def _whole(pieces: AsyncGenerator[Piece, None], answer: Answer, watch: Sto
 
 
 async def _events(
-    first: Piece, pieces: AsyncGenerator[Piece, None], answer: Answer, include_usage: bool, watch: Stopwatch
+    first: Piece, pieces: AsyncGenerator[Piece, None], answer: Answer, include_usage: bool, visit: Visit
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events: the opening, one for each piece, the finish reason, the usage if asked for, the end mark."""
+    """Nothing, so that it has begun; then server-sent events: the opening, one for each piece, the finish reason, the
+    usage if asked for, the end mark.
+
+    Closing a generator that has not begun does nothing, and the request would keep its place.
+    """
     status: int | str = CLIENT_GONE
     try:
         async with aclosing(pieces):
-            watch.piece()
+            yield b""
+            visit.piece(first)
             yield answer.opening() + _event(first, answer, include_usage)
             async for piece in pieces:
-                watch.piece()
+                visit.piece(piece)
                 yield _event(piece, answer, include_usage)
         status = 200
         yield DONE
@@ -233,7 +254,7 @@ async def _events(
         status = BROKEN
         yield error_event(api_error(error)) + DONE
     finally:
-        watch.finish(status)
+        visit.finish(status)
 
 
 def _event(piece: Piece, answer: Answer, include_usage: bool) -> bytes:
@@ -252,6 +273,6 @@ class EventStream(StreamingResponse):
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
 
-    async def stream_response(self, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await super().stream_response(send)
+            await super().__call__(scope, receive, send)

@@ -32,12 +32,16 @@ READY_S = 180.0
 CONTEXT = 256  # tokens before the rows that are timed
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def service(*arguments: str) -> Iterator[str]:
     """A service of its own on a free port; yields its base URL when it is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "deployments.launch", "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -10,7 +10,10 @@ import sys
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import BackpressureConfig
+from ray.serve.schema import LoggingConfig
 
+from deployments.aggregator import AggregatorReplica
 from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
@@ -26,7 +29,7 @@ from workers.machine import available_memory, check_memory
 from workers.remote.placement import remote_part
 
 MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
-INGRESS_CPUS = 0.1  # a share of a core, see deployments/replicas.py
+INGRESS_CPUS, AGGREGATOR_CPUS = 0.1, 0.1  # shares of a core, see deployments/replicas.py
 HEALTH_S = 5.0  # between two looks at a replica, and the time it has to answer: one that is frozen is soon replaced
 INGRESS_DRAIN_S = 600.0  # for the answers it is giving; nobody else could go on with them
 TRIES = 1  # a model that does not load once will not load the next time either
@@ -72,12 +75,17 @@ def app(args: Settings) -> Application:
     )(VerifierReplica)
     ingress = serve.deployment(
         name="Ingress",
-        max_ongoing_requests=MAX_ONGOING,
+        num_replicas=args.ingress_replicas,
+        # What may be held, and besides those that are being refused; in a flood of these, Serve refuses the rest.
+        max_ongoing_requests=args.capacity + MAX_ONGOING,
+        max_queued_requests=MAX_ONGOING,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=TRIES,
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
     )(serve.ingress()(Ingress))
-    return ingress.bind(args, verifier.bind(args, *drafters), *drafters)
+    drafter = drafters[0] if drafters else None
+    return ingress.bind(args, verifier.bind(args, *drafters), drafter, _aggregator(args))
 
 
 def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
@@ -92,6 +100,21 @@ def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
         **drafter_options(args, ONE_LOOP | {"OMP_NUM_THREADS": "1"}),
     )(DrafterReplica)
     return [drafter.bind(args)]
+
+
+def _aggregator(args: Settings) -> Application | None:
+    """The deployment in which several ingresses agree; one alone does so with itself."""
+    if args.ingress_replicas == 1:
+        return None
+    aggregator = serve.deployment(
+        name="Aggregator",
+        max_ongoing_requests=MAX_ONGOING,
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_S,
+        ray_actor_options={"num_cpus": AGGREGATOR_CPUS, "runtime_env": {"env_vars": ONE_LOOP}},
+        logging_config=LoggingConfig(enable_access_log=False),  # of a line a second for each ingress
+    )(AggregatorReplica)
+    return aggregator.bind(args.ingress_replicas, args.max_draft)
 
 
 def runs_here() -> bool:

@@ -66,6 +66,10 @@ class DrafterReplica:
         self._admission.admit(public_key)
         return self._port.contact
 
+    async def num_sessions(self) -> int:
+        """Of texts that are kept here for verifiers."""
+        return self._server.num_sessions
+
     def stop(self) -> None:
         """Returns when the round in progress is over."""
         self._stopping.set()

@@ -28,12 +28,13 @@ class Report:
 
 @dataclass(eq=False)
 class Placement:
-    """One attempt's place: what is wished for, and what came of it.
+    """The place of one attempt, or of a question: what is wished for, and what came of it.
 
     Goes along with the call and is filled in, in the caller's process, by whoever chooses a replica.
     """
 
     fingerprint: str = ""  # the replica's, or how that must begin
+    only: str = ""  # the replica that is meant, if it is one
     avoid: frozenset[str] = frozenset()  # replicas on which the request has failed
     when_chosen: Callable[[], None] = lambda: None
     fleet: Fleet | None = None

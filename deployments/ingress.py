@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextvars import Context
+from dataclasses import replace
 from typing import Any, cast
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
+from deployments.admission import Admission
+from deployments.aggregator import Aggregator, AggregatorHandle
+from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.checks import fingerprint, served_model
+from deployments.errors import ApiError
 from deployments.exchange import ClusterChoice, FleetExchange, with_choice
-from deployments.fleet import Placement
+from deployments.fleet import Fleet, Placement
 from deployments.keys import KeyRing
 from deployments.metrics import RequestMetrics
 from deployments.replay import Patience
 from deployments.router import Limits, Router
 from deployments.settings import Settings
+from deployments.speculation import DraftGuide
+from deployments.totals import Totals
+from drafter.factory import parts_of
 from workers.sequence import Progress, Request
 from workers.stats import Counters, EngineStats
 
+ANSWER_S = 2.0  # for a verifier to say how it does; those that do not answer are left out
+NOBODY = ApiError(503, "No replica of the model is there.", code="no_replica")
 ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
 
@@ -41,6 +52,8 @@ class VerifierHandle:
         direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
         self._generate = direct.options(method_name="generate", stream=True)
         self._stats = direct.options(method_name="stats")
+        self._fleet: Fleet | None = None
+        self._totals = Totals()
 
     async def generate(self, request: Request, placement: Placement) -> AsyncGenerator[Progress, None]:
         runs = cast("DeploymentResponseGenerator[Progress]", self._generate.remote(request, placement))
@@ -55,9 +68,36 @@ class VerifierHandle:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
 
     async def stats(self) -> EngineStats:
+        """Of all verifiers that answer."""
         if self._may_sleep and await asyncio.to_thread(is_asleep, self._handle.app_name, self._handle.deployment_name):
             return ASLEEP
-        return cast(EngineStats, await self._stats.remote())
+        if self._fleet is None:
+            self._fleet = await self._found()
+        names = self._fleet.names if self._fleet else []
+        answers = await asyncio.gather(*(self._answer(Placement(only=name)) for name in names), return_exceptions=True)
+        found = {name: each for name, each in zip(names, answers, strict=True) if isinstance(each, EngineStats)}
+        if not found:
+            raise next(iter(answers), NOBODY)  # type: ignore[misc]  # all of them are exceptions
+        return self._totals.update(found)
+
+    async def _found(self) -> Fleet | None:
+        """Whoever is asked first, by that it is known who there is; whether it answers does not matter."""
+        placement = Placement()
+        try:
+            await self._answer(placement)
+        except Exception:
+            if placement.fleet is None:
+                raise
+        return placement.fleet
+
+    async def _answer(self, placement: Placement) -> EngineStats:
+        """In a context of its own: of calls that belong to one HTTP request, Serve's router takes two for the same."""
+
+        async def ask() -> EngineStats:
+            return cast(EngineStats, await self._stats.remote(placement))
+
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.create_task(ask(), context=Context())
 
 
 def is_asleep(application: str, deployment: str) -> bool:
@@ -71,11 +111,22 @@ class Ingress:
     """Loads the tokenizer, then serves the application."""
 
     def __init__(
-        self, settings: Settings, verifier: DeploymentHandle[Any], drafter: DeploymentHandle[Any] | None = None
+        self,
+        settings: Settings,
+        verifier: DeploymentHandle[Any],
+        drafter: DeploymentHandle[Any] | None = None,
+        aggregator: DeploymentHandle[Any] | None = None,
     ) -> None:
+        """
+        Args:
+            drafter: the deployment of the draft network, where it has one of its own.
+            aggregator: None where this is the only ingress, which then agrees with itself.
+        """
         choice = ClusterChoice(settings)
+        self._settings = settings
         self._model, self._keys = served_model(with_choice(settings, choice.read())), KeyRing.load(settings.api_keys)
         self._exchange = FleetExchange(verifier, drafter, choice)
+        self._aggregator = aggregator
         self._fingerprint = fingerprint(settings)
         self._patience = Patience(settings.stall_timeout_s, settings.replica_timeout_s)
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
@@ -93,8 +144,24 @@ class Ingress:
             self._verifier,
             model.text,
             model.engine.limits,
+            self._agreement(),
             self._keys,
             exchange=self._exchange,
             metrics=metrics,
         )
         return create_app(service)
+
+    def _agreement(self) -> Agreement:
+        settings, max_draft = self._settings, self._model.engine.limits.max_draft
+        replicas = settings.ingress_replicas
+        aggregate: Aggregate = (
+            AggregatorHandle(self._aggregator) if self._aggregator else AtHand(Aggregator(replicas, max_draft))
+        )
+        admission = Admission(settings.capacity, replicas)
+        return Agreement(aggregate, admission, DraftGuide(), self._figures, self._model.drafter.name)
+
+    async def _figures(self) -> EngineStats:
+        """The verifiers', with the draft model by the names of its parts."""
+        stats = await self._verifier.stats()
+        name = stats.draft_model
+        return replace(stats, draft_model="+".join(parts_of(name, self._model.config)) if name else "")

@@ -1,15 +1,18 @@
-"""API keys: who may ask. Off unless a file of keys is named.
+"""API keys: who may ask, and how much. Off unless a file of keys is named.
 
-The file is TOML, with a table for each key:
+The file is TOML, with a table for each key. All but ``key`` may be left out:
 
     [team-a]
     key = "sk-9bb2c0a7e1f04d53"
+    requests_per_minute = 60
+    tokens_per_minute = 100000    # of prompts and answers together
+    concurrent = 8                # requests at the same time
 
     [operator]
     key = "sk-1d7e40b2c95a8f36"
-    admin = true    # may exchange the draft model while requests run
+    admin = true                  # may exchange the draft model while requests run
 
-Knows that file and the Authorization header. Keeps no key (only digests), and puts none into a message.
+Knows that file and the Authorization header. Counts nothing, keeps no key (only digests), and puts none into a message.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import hmac
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
@@ -36,10 +39,24 @@ _PLAIN = re.compile(r"[!-~]+")  # ASCII without spaces and control characters
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key may take from all ingress replicas together; None: as much as there is."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+
+
+NO_LIMITS = KeyLimits()
+_LIMITS = tuple(limit.name for limit in fields(KeyLimits))
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key without its secret. ``name`` is the table's in the file."""
 
     name: str
+    limits: KeyLimits = NO_LIMITS
     admin: bool = False
 
     @property
@@ -147,11 +164,17 @@ def _parse(path: str, name: str, table: object) -> tuple[str, ApiKey]:
     if not isinstance(table, dict):
         # The name of a stray line may be a key that somebody has forgotten to put into a table.
         raise BadSetting(SETTING, path, 'a file of tables: [name], and key = "…" below it')
-    secret = table.get("key")
+    secret, admin = table.get("key"), table.get("admin", False)
+    limits = {name: value for name, value in table.items() if name not in ("key", "admin")}
     if not isinstance(secret, str) or len(secret) < SHORTEST_KEY or not _PLAIN.fullmatch(secret):
         signs = f"{SHORTEST_KEY} or more ASCII letters, digits and signs"
         raise BadSetting(SETTING, path, f"a file in which the key of [{name}] is a string of {signs}")
-    admin = table.get("admin", False)
-    if not isinstance(admin, bool) or table.keys() - {"key", "admin"}:
-        raise BadSetting(SETTING, path, f"a file in which [{name}] has a key, admin = true or false, and nothing else")
-    return secret, ApiKey(name, admin)
+    if not isinstance(admin, bool):
+        raise BadSetting(SETTING, path, f"a file in which admin of [{name}] is true or false")
+    for limit, value in limits.items():
+        if limit not in _LIMITS:
+            allowed = f"a file in which [{name}] has a key and nothing else but {', '.join((*_LIMITS, 'admin'))}"
+            raise BadSetting(SETTING, path, allowed)
+        if type(value) is not int or value < 1:
+            raise BadSetting(SETTING, path, f"a file in which {limit} of [{name}] is a whole number, 1 or more")
+    return secret, ApiKey(name, KeyLimits(**limits), admin)

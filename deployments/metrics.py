@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from workers.stats import EngineStats, RemoteFigures
+
+if TYPE_CHECKING:
+    from deployments.agreement import Agreement
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -49,14 +53,14 @@ class RequestMetrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"draftree_{name}_seconds", text, buckets=SECONDS, registry=self._registry)
 
-    def render(self, stats: EngineStats | None) -> bytes:
+    def render(self, stats: EngineStats | None, router: RouterCollector | None = None) -> bytes:
         """Prometheus's text; without the engine's part when it could not be had."""
-        text = generate_latest(self._registry)
+        others = CollectorRegistry()
+        if router is not None:
+            others.register(router)
         if stats is not None:
-            engine = CollectorRegistry()
-            engine.register(_EngineCollector(stats))
-            text += generate_latest(engine)
-        return text
+            others.register(_EngineCollector(stats))
+        return generate_latest(self._registry) + generate_latest(others)
 
 
 class Stopwatch:
@@ -76,6 +80,43 @@ class Stopwatch:
         self._metrics.requests.labels(self._endpoint, str(status)).inc()
         if status == 200:
             self._metrics.whole.observe(time.perf_counter() - self._start)
+
+
+class RouterCollector:
+    """What an ingress replica goes by at the moment."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+
+    def collect(self) -> Iterable[Metric]:
+        admission, guide = self._agreement.admission, self._agreement.guide
+        text = "Requests of this ingress replica that are being served or wait for it."
+        yield GaugeMetricFamily("draftree_admitted", text, value=admission.num_admitted)
+        text = "How many of them it may have: its part of what the service can hold."
+        yield GaugeMetricFamily("draftree_admissible", text, value=admission.num_admissible)
+        refused = CounterMetricFamily("draftree_refused", "Requests answered 429, by what was full.", labels=["limit"])
+        for limit, count in admission.refused.items():
+            refused.add_metric([limit], count)
+        yield refused
+        text = "Seconds since the aggregator was last heard of."
+        yield GaugeMetricFamily("draftree_aggregator_age_seconds", text, value=self._agreement.age_s)
+        text = "Requests that were let guess deeper than their kind, to see whether that pays again."
+        yield CounterMetricFamily("draftree_draft_probes", text, value=guide.probes)
+        yield from self._choices()
+
+    def _choices(self) -> Iterator[Metric]:
+        kind = ["endpoint", "temperature"]
+        depth = GaugeMetricFamily("draftree_draft_depth", "How deep requests of a kind may guess.", labels=kind)
+        changes = CounterMetricFamily(
+            "draftree_draft_depth_changes", "How often that was lowered or raised.", labels=[*kind, "direction"]
+        )
+        choices = self._agreement.decisions.choices if self._agreement.decisions else {}
+        for key, choice in choices.items():
+            depth.add_metric(key, choice.max_draft)
+            changes.add_metric([*key, "down"], choice.cuts)
+            changes.add_metric([*key, "up"], choice.openings)
+        yield depth
+        yield changes
 
 
 class _EngineCollector:
@@ -111,6 +152,7 @@ class _EngineCollector:
         stats, counters, speculation = self._stats, self._stats.counters, self._stats.counters.speculation
         for name, text, value in (
             ("steps", "Forward passes.", counters.steps),
+            ("overlapped_steps", "Passes beside which other sequences were drafted for.", counters.overlapped_steps),
             ("rows", "Rows of these passes: roots, prompt tokens and guesses.", counters.rows),
             ("prompt_tokens", "Prompt tokens computed.", counters.prompt_tokens),
             ("cached_tokens", "Prompt tokens found in the prefix cache instead.", counters.cached_tokens),

@@ -210,13 +210,13 @@ class _Story:
         self.attempts += 1
         self._earlier = self._usage
         request = replace(self.request, id=f"{self.request.id}.{self.attempts}", output_ids=tuple(self.ids))
-        return request, Placement(self._fingerprint, self._avoid)
+        return request, Placement(self._fingerprint, avoid=self._avoid)
 
     def told(self, run: Progress) -> Progress:
         """An attempt's run, as the request's."""
         self.ids += run.tokens
         if run.usage is not None:
-            self._usage = _together(self._earlier, run.usage)
+            self._usage = replace(_together(self._earlier, run.usage), replays=self.attempts - 1)
         return replace(run, request_id=self.request.id, usage=run.usage and self._usage)
 
     def broken(self, placement: Placement, *, strikes: bool) -> None:

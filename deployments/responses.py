@@ -10,6 +10,7 @@ import json
 import time
 import uuid
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
@@ -20,6 +21,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel
 
+from deployments.agreement import Agreement
 from deployments.errors import ApiError
 from deployments.router import Usage
 from drafter.base import DraftLimits
@@ -42,6 +44,7 @@ class SpeculationDetails(BaseModel):
     accepted_tokens: int  # guesses that became output
     mean_acceptance_length: float | None  # tokens for each step, the bonus token included; null without a step
     acceptance_by_position: list[float]  # of the walks that came to guesses at a depth, the share that went on
+    replays: int  # how often the request went on with another verifier
 
 
 class ServedUsage(CompletionUsage):
@@ -73,7 +76,26 @@ def _speculation(usage: Usage, limits: DraftLimits) -> SpeculationDetails:
         accepted_tokens=min(done.accepted_tokens, usage.completion_tokens),
         mean_acceptance_length=None if length is None else round(length, 3),
         acceptance_by_position=[round(share, 3) for share in done.acceptance_where_tried],
+        replays=usage.replays,
     )
+
+
+def speculation_view(model: str, allowed: DraftLimits, agreement: Agreement) -> dict[str, object]:
+    """GET /v1/speculation: how far is guessed and why, as the router decides on the slow scale."""
+    decisions = agreement.decisions
+    prices = decisions.prices if decisions else None
+    drafter = decisions.drafter if decisions and decisions.drafter else agreement.drafter
+    return {
+        "object": "speculation",
+        "model": model,
+        "drafter": "+".join(Path(part).name for part in drafter.split("+")),  # of a folder, its name is enough
+        "allowed": asdict(allowed),
+        "kinds": [kind._asdict() | asdict(choice) for kind, choice in (decisions.choices if decisions else {}).items()],
+        # Seconds: of a pass by rows, of drafting by batch and depth.
+        "costs": prices and asdict(prices),
+        "ingress_replicas": decisions.num_ingresses if decisions else 0,
+        "age_s": round(agreement.age_s, 3),
+    }
 
 
 def event(answer: BaseModel) -> bytes:

@@ -60,6 +60,7 @@ class Usage(NamedTuple):
     cached_tokens: int
     speculation: Speculation = Speculation()
     limits: DraftLimits | None = None  # of draft trees, that were in force; None: the engine's
+    replays: int = 0
 
 
 class Piece(NamedTuple):
@@ -68,6 +69,7 @@ class Piece(NamedTuple):
     text: str
     finish: str | None = None
     usage: Usage | None = None
+    num_tokens: int = 0  # of the answer so far
 
 
 class Router:
@@ -102,11 +104,12 @@ class Router:
                 piece, finish = text.push(run)
                 if finish is None:
                     if piece:
-                        yield Piece(piece)
+                        yield Piece(piece, num_tokens=text.num_tokens)
                     continue
                 assert run.usage is not None, "an engine says with each run what was used"
                 num_prompt, cached = len(request.prompt_ids), run.usage.cached_tokens
-                yield Piece(piece, finish, Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits))
+                used = Usage(num_prompt, text.num_tokens, cached, run.usage, request.limits, run.usage.replays)
+                yield Piece(piece, finish, used, text.num_tokens)
                 return
 
     def admit(self, generation: Generation) -> Request:

@@ -17,7 +17,7 @@ FINGERPRINT = "fingerprint"  # in a replica's metadata
 
 
 class VerifierRouter(RequestRouter):
-    """Sends each attempt where its placement goes, and whatever else is asked to the least busy replica.
+    """Sends attempts where the fleet says, questions to whom they are meant for.
 
     It offers Serve one replica at a time: so that it is known where an attempt is before the replica has taken it, and
     since Serve's queue lengths know nothing of pages and prefixes. Without Serve's mixin for order of arrival, an
@@ -34,25 +34,24 @@ class VerifierRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        asked = _attempt(pending_request)
-        if pending_request is None or asked is None:
+        if pending_request is None:
             return [candidate_replicas]
-        request, placement = asked
         pending_request.routing_context.should_backoff = True  # else Serve would ask again without a pause
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        name = self._fleet.choose(request, placement, by_name)
-        return [[by_name[name]]] if name else []
+        match pending_request.args:
+            case [Request() as request, Placement() as placement]:
+                name = self._fleet.choose(request, placement, by_name)
+                return [[by_name[name]]] if name else []
+            case [Placement() as placement]:
+                placement.fleet = self._fleet
+                names = {placement.only} if placement.only else by_name.keys()
+                return [[by_name[name] for name in names & by_name.keys()]]
+        return [candidate_replicas]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        if asked := _attempt(pending_request):
-            asked[1].accepted = True
-
-
-def _attempt(pending: PendingRequest | None) -> tuple[Request, Placement] | None:
-    match pending.args if pending else ():
-        case [Request() as request, Placement() as placement]:
-            return request, placement
-    return None
+        match pending_request.args:
+            case [*_, Placement() as placement]:
+                placement.accepted = True
 
 
 def report_of(replica: RunningReplica) -> Report:

@@ -51,7 +51,7 @@ class Settings(BaseModel):
     served_model_name: Word = ""
     """The name clients use; "": the model's own."""
     api_keys: Word = ""
-    """File of API keys (see deployments/keys.py), readable wherever an ingress may run; "": anybody
+    """File of API keys and their limits (see deployments/keys.py), readable wherever an ingress may run; "": anybody
     may ask."""
     draft_model: Word = SPEC.draft_model
     """Who guesses: none (plain decoding), ngram, eagle3 (the head that comes along), or the folder of a draft network;
@@ -96,6 +96,10 @@ class Settings(BaseModel):
     """Requests that are decoded at a time; more wait."""
     max_rows: Annotated[int, Field(ge=1, le=4096)] = SPEC.max_rows
     """Rows of one step: prompt tokens, roots and guesses."""
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Requests that may wait for those that are decoded; more are told when to come back, with status 429."""
+    ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many ingresses; several share limits and decisions through one aggregator."""
     prefix_cache: bool = SPEC.prefix_cache
     """Whether requests share the KV of equal prompt beginnings."""
     exact: bool = SPEC.exact
@@ -124,6 +128,12 @@ class Settings(BaseModel):
     """For so long a request waits for a verifier that can take it, as while one is being started."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 25.0
     """A verifier that is to stop has so long for the requests it has; those left then go on elsewhere."""
+
+    @property
+    def capacity(self) -> int:
+        """Requests that the service holds: decoded by as many verifiers as there may be, and waiting."""
+        verifiers = max(1, self.verifier_replicas, self.verifier_max_replicas)
+        return verifiers * self.max_running + self.max_waiting
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -175,7 +175,7 @@ class VerifierReplica:
         self._report = VerifierReport(engine.config.max_running)
 
     async def generate(self, request: Request, _: Placement) -> AsyncGenerator[Progress, None]:
-        """``_`` was for those who chose this replica."""
+        """Placements were for those who chose this replica."""
         async with aclosing(self._host.generate(request)) as runs:
             async for progress in runs:
                 yield progress
@@ -188,7 +188,7 @@ class VerifierReplica:
         """As `check_draft_model`, and lets it guess if it can."""
         return await self._exchange.take_up(draft_model, number)
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, _: Placement | None = None) -> EngineStats:
         self._host.check()
         remote = replace(self._elsewhere.figures) if self._elsewhere else None
         return replace(self._host.stats(), remote=remote, draft_model=self._exchange.draft_model)

@@ -190,20 +190,30 @@ class ManualClock:
 
 
 class RecordingDrafter:
-    """Passes everything on to ``drafter`` and remembers it."""
+    """Passes everything on to ``drafter`` and remembers it. Checks what an engine may ask, and when."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.fusion = drafter.fusion
         self.batches: list[tuple[DraftRequest, ...]] = []
         self.open_sessions: set[int] = set()
+        self.most_outstanding = 0  # questions
+        self._outstanding: dict[int, list[tuple[DraftRequest, tuple[int, ...]]]] = {}
 
     def start(self, batch: Sequence[DraftRequest]) -> int:
         self.batches.append(tuple(batch))
-        self.open_sessions |= {request.sequence for request in batch}
-        return self.drafter.start(batch)
+        sequences = {request.sequence for request in batch}
+        asked = {request.sequence for question in self._outstanding.values() for request, _ in question}
+        assert not sequences & asked, "a sequence is in two questions"
+        self.open_sessions |= sequences
+        ticket = self.drafter.start(batch)
+        self._outstanding[ticket] = [(request, tuple(request.ids)) for request in batch]
+        self.most_outstanding = max(self.most_outstanding, len(self._outstanding))
+        return ticket
 
     def collect(self, ticket: int, deadline_s: float) -> Mapping[int, ScoredTree]:
+        for request, ids in self._outstanding.pop(ticket):
+            assert tuple(request.ids) == ids, "a text went on while its trees grew"
         return self.drafter.collect(ticket, deadline_s)
 
     def close(self, sequence: int) -> None:

@@ -54,6 +54,11 @@ class Case:
         return (self.page_size in (1, 16)) != (self.temperature == 0)
 
     @property
+    def lanes(self) -> int:
+        """Likewise."""
+        return 2 if (self.page_size in (1, 4)) == self.prefix_cache else 1
+
+    @property
     def limits(self) -> DraftLimits:
         return DraftLimits(max_draft=5, draft_top_k=3 if self.bushy else 1, max_nodes=14 if self.bushy else 5)
 
@@ -145,6 +150,7 @@ def check(
         prefix_cache=case.prefix_cache,
         limits=case.limits,
         adaptive=case.adaptive,
+        max_lanes=case.lanes,
     )
     engine = Engine(create_verifier(num_pages, case.page_size), drafter, config)
     for _ in range(2):
@@ -154,6 +160,9 @@ def check(
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
     assert not drafter.open_sessions, "a draft session was not closed"
+    assert drafter.most_outstanding <= case.lanes
+    if case.lanes > 1 and case.batch > 1 and case.drafter != "none" and not case.adaptive:
+        assert stats.counters.overlapped_steps > 0
     assert (stats.counters.preemptions > 0) == (case.tight and case.batch > 1)
     assert (stats.counters.cached_tokens > 0) == case.prefix_cache
     _check_speculation(case, engine)

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from verifier.errors import BadSetting
 from verifier.weights import Checkpoint, resolve_model
 from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
-from workers.remote.placement import Elsewhere, plan_remote
+from workers.remote.placement import Elsewhere, plan_remote, remote_part
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def build_engine(
     model = Checkpoint.open(path).config
     plan = plan_guesses(spec, path, elsewhere)
     config = spec.engine_config(model)
+    if elsewhere and spec.adaptive and remote_part(spec.draft_model, model):
+        config = replace(config, max_lanes=2)
     check_memory(model, config, plan, available_memory())
     text = Text.load(path)
 

@@ -37,6 +37,7 @@ class EngineConfig:
     limits: DraftLimits = field(default_factory=DraftLimits)  # of requests that bring none
     draft_deadline_s: float = 0.5  # after this a step goes on without its trees
     adaptive: bool = False  # guess only as far as it pays; False: as far as the limits allow
+    max_lanes: int = 1  # 2, of use if the drafter works elsewhere: steps under way at a time; adaptive: where it pays
     max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
 
     def __post_init__(self) -> None:
@@ -48,6 +49,8 @@ class EngineConfig:
             raise BadSetting("max_model_len", self.max_model_len, "at least 2, a token of prompt and one of output")
         if self.max_running > self.max_rows:
             raise BadSetting("max_running", self.max_running, f"at most max_rows, {self.max_rows}: one row each a step")
+        if self.max_lanes > 2:
+            raise BadSetting("max_lanes", self.max_lanes, "1 or 2")
         if not self.max_stretch >= 1:
             raise BadSetting("max_stretch", self.max_stretch, "1 or more")
         if self.acceptance not in (EXACT, TYPICAL):

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What was measured, for others to look at; seconds."""
+
+    verifying: Mapping[int, float]  # by padded rows, without keys
+    drafting: Mapping[int, Mapping[int, float]]  # by batch, rounded up to a power of two, and depth
+
+    def verifying_s(self, rows: int) -> float:
+        """As `Costs.verifying`."""
+        return _between(self.verifying, rows)
 
 
 class Costs:
@@ -35,6 +48,15 @@ class Costs:
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
         self._drafting_load = 1.0
         self._per_unread = 0.0
+
+    def prices(self) -> Prices:
+        """A copy."""
+        verifying = {rows: seconds * self._load for rows, seconds in self._by_rows.items()}
+        drafting = {
+            batch: {depth: seconds * self._drafting_load for depth, seconds in by_depth.items()}
+            for batch, by_depth in self._drafting.items()
+        }
+        return Prices(verifying, drafting)
 
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
@@ -63,17 +85,17 @@ class Costs:
     def drafting(self, depth: int, batch: int) -> float:
         """Of trees so deep for so many sequences; 0 before anything was measured.
 
-        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch what the nearest does.
-        And no depth costs more than a deeper one, or than its levels in proportion to a shallower one: or else one that
-        was slow by chance when it was first measured would never be measured again.
+        An unmeasured depth is taken to cost in proportion to a measured one, an unmeasured batch its part of a larger
+        one, but no less than a smaller one: what is unknown looks worth a try. And no depth costs more than a deeper
+        one, or than its levels in proportion to a shallower one: or else one that was slow by chance when it was first
+        measured would never be measured again.
         """
-        if not self._drafting or not depth or not batch:
+        if not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
-        by_depth = self._drafting[min(self._drafting, key=lambda known: abs(math.log2(known / size)))]
-        nearest = min(by_depth, key=lambda known: abs(known - depth))
-        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
-        return self._drafting_load * min(by_depth[nearest] * depth / nearest, *bounds)
+        smaller = max((known for known in self._drafting if known <= size), default=size)
+        larger = min((known for known in self._drafting if known >= size), default=size)
+        return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
 
     def forget_drafting(self) -> None:
         """As if no draft had been measured."""
@@ -81,13 +103,25 @@ class Costs:
 
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
-        by_depth = self._drafting.setdefault(_power_of_two(batch), {})
+        size = _power_of_two(batch)
+        by_depth = self._drafting.setdefault(size, {})
         if depth not in by_depth:
             by_depth[depth] = max(seconds, LEAST) / self._drafting_load
             return
-        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * by_depth[depth]))
-        by_depth[depth] *= change
+        change = math.exp(LEARNING_RATE * _surprise(seconds, self._drafting_load * self._measured(depth, size)))
+        price = self._measured(depth, size) * change
+        for known in by_depth:  # what was measured just now counts for more than a bound that others set
+            by_depth[known] = max(by_depth[known], price / max(1.0, depth / known))
+        by_depth[depth] = price
         self._drafting_load *= change
+
+    def _measured(self, depth: int, size: int) -> float:
+        by_depth = self._drafting.get(size)
+        if not by_depth:
+            return 0.0
+        nearest = min(by_depth, key=lambda known: abs(known - depth))
+        bounds = (price * max(1.0, depth / known) for known, price in by_depth.items())
+        return min(by_depth[nearest] * depth / nearest, *bounds)
 
     def reading(self, tokens: float) -> float:
         """Of so much text that a drafter has not seen yet; 0 before it was measured."""
@@ -109,7 +143,7 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _between(known: dict[int, float], at: int) -> float:
+def _between(known: Mapping[int, float], at: int) -> float:
     """Piecewise linear through the known points, and level outside of them."""
     counts = sorted(known)
     if not counts:

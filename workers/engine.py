@@ -1,5 +1,8 @@
 """The engine: schedule → propose → verify → commit, again and again.
 
+Where the drafter works elsewhere there may be two lanes: while one step's trees grow there, another's rows are verified
+here. So a step is begun, which asks for its trees, and completed when as many are under way as there are lanes.
+
 One thread steps; any thread may submit, abort and ask for figures. Knows ids, events and counts. Knows no text, no
 sockets and no Serve, and of time only what the injected clock says.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,9 +36,11 @@ from workers.policy import AdaptivePolicy, FixedPolicy, Policy
 from workers.scheduler import Features, Scheduler
 from workers.sequence import FinishReason, Listener, Progress, Request, TokenSequence, longest
 from workers.stats import NEAR_TIE, Counters, EngineStats, Speculation, Usage
-from workers.step import Step, Turn
+from workers.step import Question, Step, Turn
 
 logger = logging.getLogger(__name__)
+
+HIDDEN = 0.05  # of a draft's time: when less is waited for it in two lanes, it was done before
 
 
 class StepRunner(Protocol):
@@ -106,8 +112,16 @@ class Engine:
         max_running = min(config.max_running, max_rows)
         self.scheduler = Scheduler(self.pages, max_running, max_rows, self.counters, features)
         self.costs = Costs(verifier.padded, max_rows)
-        self.policy: Policy = AdaptivePolicy(self.costs, config.max_stretch) if config.adaptive else FixedPolicy()
+        self.policy: Policy = (
+            AdaptivePolicy(self.costs, config.max_stretch, config.max_lanes)
+            if config.adaptive
+            else FixedPolicy(config.max_lanes)
+        )
+        self.under_way: deque[Step] = deque()  # begun and not complete, one for each lane
         self.inbox = Inbox()
+        self._last_lanes = 1  # that a step was begun for
+        self._answered_at = clock()  # when the drafter's last answer was here
+        self._lap_began: float | None = None  # in two lanes, when the last step was complete
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()
 
@@ -116,29 +130,29 @@ class Engine:
     def step(self) -> bool:
         """One step. False when there is nothing to do until somebody submits or aborts."""
         self._take_mail()
-        with self._timed("schedule"):
-            step = self.scheduler.schedule()
-        if step.turns:
-            with self._timed("propose"):
-                self._propose(step)
-            # Once: should the step fail and be done again in parts, the sources may have been written to by then.
-            if page_copies := step.page_copies:
-                self.verifier.copy_pages(page_copies)
-            self._verify_and_commit(step)
+        lanes = min(self.policy.lanes, max(1, self.scheduler.num_decoding))
+        while len(self.under_way) < lanes and (step := self._begin(lanes)):
+            self.under_way.append(step)
+        if self.under_way:
+            self._complete(self.under_way.popleft())
         self._stats = self._snapshot()
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.under_way)
 
-    def _propose(self, step: Step) -> None:
-        batch = self.policy.limit(self.scheduler.draft_requests(step), step.load)
-        if batch:
-            began = self.clock()
-            ticket = self.drafter.start(batch)
-            step.drafted = self.drafter.collect(ticket, self.config.draft_deadline_s)
-            self.policy.observe_drafting(batch, self.clock() - began, answered=bool(step.drafted))
-            self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
+    def _begin(self, lanes: int) -> Step | None:
+        with self._timed("schedule"):
+            step = self.scheduler.schedule(lanes, self.under_way)
+        if step.page_copies:  # before another step writes to their sources
+            self.verifier.copy_pages(step.page_copies)
+        with self._timed("propose"):
+            self._ask(step)
+        return step if step.turns else None
 
-    def _verify_and_commit(self, step: Step) -> None:
-        began = self.clock()
+    def _complete(self, step: Step) -> None:
+        step.turns = [turn for turn in step.turns if turn.stands]  # two lanes: some may be gone since it was begun
+        with self._timed("propose"):
+            self._collect(step)
+        if not step.turns:
+            return
         try:
             with self._timed("verify"):
                 verdicts = self._verify(step)
@@ -147,7 +161,7 @@ class Engine:
         else:
             with self._timed("commit"):
                 self._commit(step, verdicts)
-            self.policy.observe_verifying(step.num_rows, step.num_keys, self.clock() - began)
+            self._observe_pass(step)
 
     def _verify(self, step: Step) -> list[Verdict]:
         plan = step.plan()
@@ -157,8 +171,7 @@ class Engine:
         sources, targets = step.moves(verdicts, self.pages)
         if sources:
             self.verifier.move(sources, targets)
-        self.counters.steps += 1
-        self.counters.rows += plan.num_rows
+        self.counters.add_pass(plan.num_rows, step.lanes)
         return verdicts
 
     def _commit(self, step: Step, verdicts: Sequence[Verdict]) -> None:
@@ -264,11 +277,44 @@ class Engine:
         assert all(sequence.lease for sequence in running), "a running sequence holds no pages"
         assert not any(sequence.lease for sequence in waiting), "a waiting sequence holds pages"
         assert sorted(s.number for s in queued) == sorted(s.number for s in self.inbox.live), "a request is lost"
+        turns = [turn.sequence.number for step in self.under_way for turn in step.turns if turn.stands]
+        assert len(set(turns)) == len(turns), "a sequence is in two lanes"
         for queue in (running, waiting):
             numbers = [sequence.number for sequence in queue]
             assert numbers == sorted(numbers), f"a queue is not in order of arrival: {numbers}"
 
     # ── the rest of a step ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ask(self, step: Step) -> None:
+        """Asks for the step's trees. Not when lanes have just changed: whoever has waited for that waits no longer."""
+        last_lanes, self._last_lanes = self._last_lanes, step.lanes
+        if step.lanes != last_lanes:
+            return
+        if batch := self.policy.limit(self.scheduler.draft_requests(step), step.load):
+            began = self.clock()
+            step.question = Question(batch, self.drafter.start(batch), began)
+
+    def _collect(self, step: Step) -> None:
+        """Grafts what the drafter has to say, and tells the policy how long it took over that."""
+        began = self.clock()
+        if question := step.question:
+            step.drafted = self.drafter.collect(question.ticket, self.config.draft_deadline_s)
+            now = self.clock()
+            # It takes one question at a time: this one's turn came when it had answered the last.
+            seconds = now - max(question.asked_at, self._answered_at)
+            hidden = step.lanes > 1 and now - began < HIDDEN * seconds
+            self.policy.observe_drafting(question.batch, seconds, answered=bool(step.drafted), hidden=hidden)
+            self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
+        self._answered_at = self.clock()
+
+    def _observe_pass(self, step: Step) -> None:
+        """Tells the policy what the pass took; in two lanes, how long after the other lane's it was done."""
+        now, rows, keys = self.clock(), step.num_rows, step.num_keys
+        if step.lanes == 1:
+            self.policy.observe_verifying(rows, keys, now - self._answered_at)
+        elif self._lap_began is not None:
+            self.policy.observe_lap(step.question.batch if step.question else (), rows, keys, now - self._lap_began)
+        self._lap_began = now if step.lanes > 1 else None
 
     def _take_mail(self) -> None:
         if drafter := self.inbox.take_drafter():
@@ -282,6 +328,8 @@ class Engine:
             self._finish(sequence, "abort")
 
     def _exchange(self, drafter: UnitedDraft) -> None:
+        while self.under_way:  # with the trees of the one that was asked
+            self._complete(self.under_way.popleft())
         last, self.drafter = self.drafter, drafter
         drafter.succeed(last)
         for sequence in self.inbox.live:
@@ -347,6 +395,7 @@ class Engine:
             drafter_failures=self.drafter.failures,
             late_drafts=self.drafter.late,
             counters=replace(self.counters, finished=dict(self.counters.finished)),
+            prices=self.costs.prices(),
         )
 
     # ── when a step fails ────────────────────────────────────────────────────────────────────────────────────────────
@@ -361,7 +410,7 @@ class Engine:
             logger.warning("a step of %d sequences failed, each gets it alone", len(step.turns), exc_info=error)
             for turn in step.turns:
                 if not self.dead:
-                    self._verify_and_commit(Step(turns=[turn]))
+                    self._complete(Step(turns=[turn]))
             return
         sequence = step.turns[0].sequence
         logger.error("request %s failed", sequence.request.id, exc_info=error)

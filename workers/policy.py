@@ -15,6 +15,7 @@ from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
+from workers.lanes import LaneChoice
 
 PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
 MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
@@ -34,10 +35,16 @@ class Load(NamedTuple):
     rows: int  # roots and prompt chunks
     keys: int  # that these rows attend to
     context: int  # keys that one more row attends to, on average
+    lanes: int = 1  # 2: as many sequences are in another step, which is verified while this one's trees grow
 
 
 class Policy(Protocol):
     """Decides within the limits that requests have; learns from what it is shown."""
+
+    @property
+    def lanes(self) -> int:
+        """In how many lanes steps shall be taken from now on."""
+        ...
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         """Who shall draft, how deep."""
@@ -57,13 +64,26 @@ class Policy(Protocol):
         """Another drafter guesses: what its predecessor's guesses cost and earned says nothing about it."""
         ...
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None: ...
+    def observe_drafting(
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+    ) -> None:
+        """``hidden``: it was done before anybody looked, so took less."""
+        ...
 
-    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None: ...
+    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+        """Of a step in one lane."""
+        ...
+
+    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
+        """Of a step in two lanes: what went by between the other lane's pass and the end of this one."""
+        ...
 
 
 class FixedPolicy:
     """Guesses as far as the limits allow, whatever it costs."""
+
+    def __init__(self, lanes: int = 1) -> None:
+        self.lanes = lanes
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         return list(requests)
@@ -80,10 +100,15 @@ class FixedPolicy:
     def start_over(self) -> None:
         pass
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
+    def observe_drafting(
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+    ) -> None:
         pass
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+        pass
+
+    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
         pass
 
 
@@ -135,6 +160,7 @@ class _Known:
     prompt: int = 0  # tokens that were there when it began to decode
     length: int = 0  # tokens that are there now
     read: int = 0  # of these, how many its drafters have seen
+    reading: int = 0  # of these, how many they saw when it drafted last
     idle: int = 0  # steps since it drafted
 
     @property
@@ -147,9 +173,9 @@ class _Known:
 
     def read_on(self, most: int) -> int:
         """It drafts. Returns how many tokens its drafters read first."""
-        tokens = min(self.unread, most)
-        self.read, self.idle = self.read + tokens, 0
-        return tokens
+        self.reading = min(self.unread, most)
+        self.read, self.idle = self.read + self.reading, 0
+        return self.reading
 
 
 @dataclass(frozen=True)
@@ -161,25 +187,34 @@ class _Form:
     drafting: float  # seconds
 
 
+_Prospect = tuple[int, Sequence[float]]  # a sequence, and the tokens to expect of trees of depth 0, 1, …
+
+
 class AdaptivePolicy:
     """Guesses as far as the expected tokens pay for the expected seconds.
 
     Args:
         max_stretch: how many times longer than without guesses a step may take, so that the time between two tokens of
             any one request is bounded by that, whatever it gains the others.
+        max_lanes: 2 if the drafter works elsewhere.
     """
 
-    def __init__(self, costs: Costs, max_stretch: float = 3.0) -> None:
+    def __init__(self, costs: Costs, max_stretch: float = 3.0, max_lanes: int = 1) -> None:
         self.costs = costs
         self._max_stretch = max_stretch
+        self._choice = LaneChoice(max_lanes)
         self._all = Hazards()
         self._known: dict[int, _Known] = {}
         self._length = LENGTH  # tokens of an answer to expect
+        self._ended = 0  # answers that this is known from
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
-        self._reading = 0  # tokens that drafters have to read in this step
         self._asked = 0  # sequences about which an answer was to be had
+
+    @property
+    def lanes(self) -> int:
+        return self._choice.number
 
     def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         self._spent = 0.0
@@ -194,7 +229,6 @@ class AdaptivePolicy:
                 room -= self._of(request.sequence).read_on(room)
                 limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
                 limited.append(replace(request, limits=limits))
-        self._reading = CATCH_UP_ROWS - room
         return limited
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
@@ -233,32 +267,45 @@ class AdaptivePolicy:
 
     def forget(self, sequence: int) -> None:
         if known := self._known.pop(sequence, None):
-            self._length += SLOWLY * (known.length - known.prompt - self._length)
+            self._ended += 1
+            self._length += max(SLOWLY, 1 / self._ended) * (known.length - known.prompt - self._length)
 
     def start_over(self) -> None:
         self._all = Hazards()
         self._known.clear()
         self.costs.forget_drafting()
 
-    def observe_drafting(self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool) -> None:
+    def observe_drafting(
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+    ) -> None:
+        depth, batch, unread = _deepest(requests), len(requests), self._unread(requests)
+        drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
+        if hidden and drafting:
+            seconds = min(seconds, drafting + reading)
         self._spent = seconds
-        depth, batch = _deepest(requests), len(requests)
-        drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(self._reading)
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
         if not answered and seconds < NO_TIME * (drafting + reading):
             return
-        much = self._reading > MUCH_TEXT
+        much = unread > MUCH_TEXT
         self._asked = 0 if much else batch
         if much and not (drafting and reading):  # the first of its kind
-            self.costs.observe_reading(self._reading, seconds - drafting)
+            self.costs.observe_reading(unread, seconds - drafting)
             return
         surprise = seconds / (drafting + reading) if drafting else 1.0
         self.costs.observe_drafting(depth, batch, drafting * surprise if drafting else seconds)
         if much:
-            self.costs.observe_reading(self._reading, reading * surprise)
+            self.costs.observe_reading(unread, reading * surprise)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)
+
+    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
+        drafting = self.costs.drafting(_deepest(requests), len(requests)) + self.costs.reading(self._unread(requests))
+        self._choice.observe(_together(self.costs.verifying(rows, keys), drafting, 2), seconds)
+
+    def _unread(self, requests: Sequence[DraftRequest]) -> int:
+        """Tokens that drafters had to read before they could guess about these."""
+        return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
 
     def _of(self, sequence: int) -> _Known:
         if sequence not in self._known:
@@ -267,16 +314,22 @@ class AdaptivePolicy:
 
     def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
         """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
-        expected = {
-            request.sequence: self._of(request.sequence).hazards.expected(request.limits.max_draft)
+        prospects = [
+            (request.sequence, self._of(request.sequence).hazards.expected(request.limits.max_draft))
             for request in requests
-        }
-        entering = {sequence: self._entering(sequence) for sequence in expected}
+        ]
+        self._weigh_lanes(prospects, load)
+        forms = self._forms(prospects, load)
+        return forms[self._best(list(forms), load)]
+
+    def _forms(self, prospects: Sequence[_Prospect], load: Load) -> dict[_Form, dict[int, int]]:
+        """What the step could be, and for each form how deep which sequences draft then."""
+        entering = {sequence: self._entering(sequence) for sequence, _ in prospects}
         token_s = self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
         forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
-        for depth in range(1, _deepest(requests) + 1):
+        for depth in range(1, max((len(tokens) for _, tokens in prospects), default=0)):
             gains = sorted(
-                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in expected.items()),
+                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in prospects),
                 key=lambda each: (each[0] * token_s - entering[each[1]], each),
                 reverse=True,
             )
@@ -286,7 +339,26 @@ class AdaptivePolicy:
                 drafting = asking + sum(entering[sequence] for _, sequence in gains[:count])
                 form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, drafting)
                 forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
-        return forms[self._best(list(forms), load)]
+        return forms
+
+    def _weigh_lanes(self, prospects: Sequence[_Prospect], load: Load) -> None:
+        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
+        decoding, context = load.decoding * load.lanes, load.context
+        if not self._choice.open or not self.costs.verifying(1, 0):
+            return
+        if decoding < 2:
+            self._choice.weigh(1.0, 0.0)
+            return
+        half = -(-decoding // 2)
+        everybody, one_half = [*prospects, *prospects], prospects
+        if load.lanes == 1:
+            everybody, one_half = [*prospects], prospects[::2]
+        one = self._best_rate(everybody, Load(decoding, decoding, decoding * context, context, 1))
+        two = self._best_rate(one_half, Load(half, half, half * context, context, 2))
+        self._choice.weigh(one, two * decoding / (2 * half))
+
+    def _best_rate(self, prospects: Sequence[_Prospect], load: Load) -> float:
+        return max(self._rate(form, load) for form in self._allowed(list(self._forms(prospects, load)), load))
 
     def _entering(self, sequence: int) -> float:
         """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come.
@@ -320,25 +392,38 @@ class AdaptivePolicy:
         Prompt chunks are a cost that falls due anyway. So a second is priced at what the decoding sequences alone could
         make of it, and that form is best whose tokens exceed the price of its added seconds by most.
         """
-        context = load.context
         plain = self.costs.verifying(load.rows, load.keys)
         if plain <= 0.0:  # nothing was measured yet: to guess is to find out
             return forms[-1]
-        rate = max(
-            (load.decoding + form.tokens)
-            / (self.costs.verifying(load.decoding + form.rows, (load.decoding + form.rows) * context) + form.drafting)
-            for form in forms
-        )
+        allowed = self._allowed(forms, load)
+        rate = max(self._rate(form, load) for form in allowed)
 
         def surplus(form: _Form) -> float:
             return form.tokens - rate * (self._seconds(form, load) - plain)
 
-        allowed = [form for form in forms if self._seconds(form, load) <= self._max_stretch * plain]
-        return max(allowed or forms[:1], key=surplus)
+        return max(allowed, key=surplus)
+
+    def _allowed(self, forms: Sequence[_Form], load: Load) -> Sequence[_Form]:
+        """Those that keep the time between two tokens within its bound; in two lanes it is that of a step in each."""
+        others = (load.lanes - 1) * load.decoding
+        plain = self.costs.verifying(load.rows + others, load.keys + others * load.context)
+        within = [form for form in forms if load.lanes * self._seconds(form, load) <= self._max_stretch * plain]
+        return within or forms[:1]
+
+    def _rate(self, form: _Form, load: Load) -> float:
+        """Tokens a second of those that decode."""
+        rows = load.decoding + form.rows
+        seconds = _together(self.costs.verifying(rows, rows * load.context), form.drafting, load.lanes)
+        return (load.decoding + form.tokens) / seconds
 
     def _seconds(self, form: _Form, load: Load) -> float:
         keys = load.keys + form.rows * load.context
-        return self.costs.verifying(load.rows + form.rows, keys) + form.drafting
+        return _together(self.costs.verifying(load.rows + form.rows, keys), form.drafting, load.lanes)
+
+
+def _together(verifying: float, drafting: float, lanes: int) -> float:
+    """Seconds of a step; in two lanes one goes on beside the other."""
+    return verifying + drafting if lanes == 1 else max(verifying, drafting)
 
 
 def _deepest(requests: Iterable[DraftRequest]) -> int:

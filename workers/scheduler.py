@@ -8,7 +8,7 @@ later. Knows counts of rows and pages. Knows no logits, no models and no time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,6 +77,10 @@ class Scheduler:
         self._featureless: set[PageLease] = set()  # computed, in part at least, before ``features`` were kept
 
     @property
+    def num_decoding(self) -> int:
+        return sum(sequence.num_pending == 1 for sequence in self.running)
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
@@ -100,13 +104,19 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> Step:
-        """Fixes the rows of the next step, all but the guesses, and takes the pages that they write to."""
-        step = Step(self.max_rows)
-        for sequence in [s for s in self.running if s.num_pending == 1]:
+    def schedule(self, lanes: int = 1, under_way: Iterable[Step] = ()) -> Step:
+        """Fixes the rows of the next step, all but the guesses, and takes the pages that they write to.
+
+        Whoever has a turn in a step that is under way takes part in no other. Of those that decode, each lane gets its
+        share, the oldest first; so whoever found no place is in the next step.
+        """
+        step = Step(self.max_rows, lanes)
+        busy = {turn.sequence.number for other in under_way for turn in other.turns if turn.stands}
+        free = [sequence for sequence in self.running if sequence.number not in busy]
+        for sequence in [s for s in free if s.num_pending == 1][: -(-self.num_decoding // lanes)]:
             if lease := self._make_way_for(sequence):
                 step.add(sequence, lease, 1, self.pages.grow(lease, lease.num_committed + 1))
-        prompts: list[Prompt] = [(s, s.lease, ()) for s in self.running if s.lease and s.num_pending > 1]
+        prompts: list[Prompt] = [(s, s.lease, ()) for s in free if s.lease and s.num_pending > 1]
         while len(prompts) < step.room.bit_length() and (admitted := self._admit()):
             prompts.append(admitted)
         shares = share_rows([sequence.num_pending for sequence, _, _ in prompts], step.room)
@@ -135,7 +145,7 @@ class Scheduler:
         features = self.features
         if features is None or turn.lease in self._featureless:
             return None
-        pages, size = turn.context_pages, self.pages.page_size
+        pages, size = turn.lease.pages, self.pages.page_size
         return lambda first, end: features.read([pages[p // size] * size + p % size for p in range(first, end)])
 
     def graft(self, step: Step, trees: Mapping[int, ScoredTree]) -> None:
@@ -147,7 +157,7 @@ class Scheduler:
             size = len(scored.tree)
             while not self.pages.can_grow(turn.lease, turn.start + size):
                 size -= 1
-            turn.page_copies += self.pages.grow(turn.lease, turn.start + size)
+            self.pages.grow(turn.lease, turn.start + size)  # nothing to copy: the page of the root is its own already
             turn.tree = scored.best(size - 1).tree
             step.room -= size - 1
 

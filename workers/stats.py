@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from verifier.tree import TokenTree
+from workers.costs import Prices
 
 # A draw whose runner-up came this close (log p + g) could have gone the other way by float noise.
 NEAR_TIE = 1e-3
@@ -103,6 +104,7 @@ class Usage(Speculation):
     cached_tokens: int = 0  # of the prompt, found in the prefix cache when the request was first admitted
     output_tokens: int = 0  # a replay's earlier ones included
     preemptions: int = 0
+    replays: int = 0  # counted by whoever replays
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Counters:
     """What the engine's thread counts as it goes."""
 
     steps: int = 0  # forward passes
+    overlapped_steps: int = 0  # of these, those in one of two lanes
     rows: int = 0  # of these passes, before padding: roots, prompt tokens and guesses
     prompt_tokens: int = 0  # tokens computed in prompt chunks, a preempted request's own output among them
     cached_tokens: int = 0  # tokens that a prefix cache hit saved from being computed
@@ -123,6 +126,11 @@ class Counters:
     commit_s: float = 0.0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0))
     speculation: Speculation = Speculation()
+
+    def add_pass(self, rows: int, lanes: int) -> None:
+        self.steps += 1
+        self.overlapped_steps += lanes > 1
+        self.rows += rows
 
 
 @dataclass
@@ -164,4 +172,5 @@ class EngineStats:
     late_drafts: int  # counter: collects that took longer than their deadline
     counters: Counters  # a copy
     remote: RemoteFigures | None = None  # None: all drafting is done here
+    prices: Prices | None = None  # as measured so far
     draft_model: str = ""  # that guesses, by the name under which it was asked for

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from drafter.base import DraftRequest, Ticket
 from drafter.scored import ScoredTree
 from verifier.acceptance import Typical, Verdict, walk, walk_typically
 from verifier.batch import Segment, StepPlan
@@ -34,7 +35,6 @@ class Turn:
     sequence: TokenSequence
     lease: PageLease
     tree: TokenTree
-    page_copies: PageCopies
     start: int = field(init=False)  # committed tokens before this step; the tree's root comes next
     num_written: int = field(init=False)  # tokens after the root that are written already and only lack their KV
 
@@ -51,10 +51,9 @@ class Turn:
         return min(self.num_written, len(self.tree))
 
     @property
-    def context_pages(self) -> list[int]:
-        """Where the committed tokens lie before this step's page copies are done."""
-        sources = {target: source for source, target in self.page_copies}
-        return [sources.get(page, page) for page in self.lease.pages]
+    def stands(self) -> bool:
+        """Whether the sequence still holds the pages; it may have ended since, or had to give them back."""
+        return self.sequence.lease is self.lease
 
     def read(self, logits: Tensor, lossy: bool = False) -> Verdict:
         """Walks the tree: a token that is written already is read, any other drawn. ``logits``: [scored, vocab].
@@ -78,28 +77,41 @@ class Turn:
         return walk(self.tree, choose)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the drafter was asked for a step, and when."""
+
+    batch: Sequence[DraftRequest]
+    ticket: Ticket
+    asked_at: float
+
+
 @dataclass(slots=True)
 class Step:
     """What one forward pass is about. ``room`` is what is left of its rows, for guesses; ``drafted`` is all that there
-    was to choose from, by sequence.
+    was to choose from, by sequence; of ``lanes`` steps that are under way at a time this is one.
     """
 
     room: int = 0
+    lanes: int = 1
     turns: list[Turn] = field(default_factory=list)
+    page_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), to be done at once
+    question: Question | None = None
     drafted: Mapping[int, ScoredTree] = field(default_factory=dict)
 
     def add(self, sequence: TokenSequence, lease: PageLease, num_rows: int, page_copies: PageCopies) -> None:
         """The sequence's next pending tokens take part."""
         start = lease.num_committed
         chunk = TokenTree.chain(sequence.ids[start : start + num_rows])
-        self.turns.append(Turn(sequence, lease, chunk, page_copies))
+        self.turns.append(Turn(sequence, lease, chunk))
+        self.page_copies += page_copies
         self.room -= num_rows
 
     @property
     def load(self) -> Load:
         decoding = [turn.start + 1 for turn in self.turns if turn.decodes]
         context = sum(decoding) // len(decoding) if decoding else 0
-        return Load(len(decoding), self.num_rows, self.num_keys, context)
+        return Load(len(decoding), self.num_rows, self.num_keys, context, self.lanes)
 
     @property
     def num_rows(self) -> int:
@@ -109,11 +121,6 @@ class Step:
     def num_keys(self) -> int:
         """That the rows attend to altogether, as if each attended to those of its sequence's first row."""
         return sum(len(turn.tree) * (turn.start + 1) for turn in self.turns)
-
-    @property
-    def page_copies(self) -> PageCopies:
-        """To be done before anything is written."""
-        return tuple(pair for turn in self.turns for pair in turn.page_copies)
 
     def plan(self) -> StepPlan:
         return StepPlan(

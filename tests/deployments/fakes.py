@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-
+from deployments.admission import Admission
+from deployments.aggregator import Aggregator
+from deployments.agreement import Aggregate, Agreement, AtHand
 from deployments.api import Service
 from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
+from deployments.speculation import DraftGuide
 from drafter.base import DraftLimits
+from workers.costs import Prices
+from workers.measuring.tiny import TEMPLATE as TEMPLATE
+from workers.measuring.tiny import byte_text
 from workers.sequence import FinishReason, Progress, Request
 from workers.stats import Counters, EngineStats, Speculation, Usage
-from workers.template import ChatTemplate
-from workers.text import Text
 
 MODEL = "fake/model"
 MAX_MODEL_LEN = 2048
-TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-
-
-def byte_text() -> Text:
-    """One token a byte, then <|start|> and <|end|>."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({char: index for index, char in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|start|>", special=True), AddedToken("<|end|>", special=True)])
-    return Text(tokenizer, ChatTemplate(TEMPLATE, {}))
-
-
 TEXT = byte_text()
 END = TEXT.encode("<|end|>")[0]
 VOCAB_SIZE = END + 1
@@ -117,7 +104,7 @@ class ScriptedVerifier:
 def busy_stats() -> EngineStats:
     speculation = Speculation(10, 25, 30, 15, (10, 9, 8), (9, 4, 2))
     counters = Counters(steps=12, rows=52, prompt_tokens=40, output_tokens=27, speculation=speculation)
-    return EngineStats(2, 1, 64, 10, 54, 7, 0, 0, 0, counters)
+    return EngineStats(2, 1, 64, 10, 54, 7, 0, 0, 0, counters, prices=Prices({1: 0.03}, {1: {2: 0.01}}))
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -126,6 +113,20 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0.002)
 
 
-def service(verifier: ScriptedVerifier, keys: KeyRing | None = None) -> Service:
+def agreement(
+    verifier: ScriptedVerifier,
+    capacity: int = 100,
+    replicas: int = 1,
+    aggregate: Aggregate | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Agreement:
+    """By default with an aggregator of its own."""
+    aggregate = aggregate or AtHand(Aggregator(replicas, DRAFT.max_draft, clock))
+    admission, guide = Admission(capacity, replicas, clock), DraftGuide(clock)
+    return Agreement(aggregate, admission, guide, verifier.stats, "ngram", clock)
+
+
+def service(verifier: ScriptedVerifier, keys: KeyRing | None = None, agreed: Agreement | None = None) -> Service:
     limits = Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END}))
-    return Service(MODEL, Router(verifier, TEXT, limits), verifier, TEXT, DRAFT, keys or KeyRing({}))
+    router = Router(verifier, TEXT, limits)
+    return Service(MODEL, router, verifier, TEXT, DRAFT, agreed or agreement(verifier), keys or KeyRing({}))

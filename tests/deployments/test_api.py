@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+from collections.abc import MutableMapping
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from tests.deployments.fakes import (
     MODEL,
     TEXT,
     ScriptedVerifier,
+    agreement,
     busy_stats,
     says,
     service,
@@ -77,6 +80,7 @@ async def test_a_chat_is_answered() -> None:
             "accepted_tokens": 6,
             "mean_acceptance_length": 2.0,
             "acceptance_by_position": [1.0, 0.0],
+            "replays": 0,
         },
     }
 
@@ -329,6 +333,107 @@ async def test_metrics_survive_a_lost_verifier() -> None:
         found = await scraped(http)
     assert found["draftree_requests_total", "chat", "200"] == 1
     assert ("draftree_running",) not in found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_service_answers_429_and_says_when_to_come_back(stream: bool) -> None:
+    """In OpenAI's shape; those that were let in are answered."""
+    verifier = ScriptedVerifier(says("a", "b"), pause_s=0.05)
+    agreed = agreement(verifier, capacity=2)
+    app = create_app(service(verifier, agreed=agreed))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        body = CHAT | {"stream": stream}
+        answers = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for _ in range(5)))
+        found = await scraped(http)
+        later = await http.post("/v1/chat/completions", json=body)
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert later.status_code == 200
+    assert found["draftree_refused_total", "service"] == found["draftree_requests_total", "chat", "429"] == 3
+    assert (found["draftree_admitted",], found["draftree_admissible",]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CHAT,
+        CHAT | {"stream": True},
+        CHAT | {"max_tokens": 10**9},
+        CHAT | {"stream": True, "max_tokens": 10**9},
+        CHAT | {"speculation": {"max_draft": 99}},
+    ],
+)
+async def test_every_request_gives_its_place_back(body: dict[str, Any]) -> None:
+    for verifier in (ScriptedVerifier(), breaks_after(), breaks_after("a")):
+        agreed = agreement(verifier)
+        app = create_app(service(verifier, agreed=agreed))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            await http.post("/v1/chat/completions", json=body)
+        assert agreed.admission.num_admitted == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause_s", [60, 0.002])
+async def test_a_request_that_is_left_gives_its_place_back(stream: bool, pause_s: float) -> None:
+    verifier = ScriptedVerifier(says(*"abcdefgh" * 20), pause_s=pause_s)
+    agreed = agreement(verifier)
+    app = create_app(service(verifier, agreed=agreed))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        task = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT | {"stream": stream}))
+        await until(lambda: agreed.admission.num_admitted == 1 and bool(verifier.requests))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert agreed.admission.num_admitted == 0
+
+
+async def test_a_stream_whose_client_is_gone_before_it_begins_gives_its_place_back() -> None:
+    """Closing a generator that has not begun runs nothing of it, so the request kept its place for ever."""
+    verifier = ScriptedVerifier()
+    agreed = agreement(verifier)
+    app = create_app(service(verifier, agreed=agreed))
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    unread, sent = [body], list[MutableMapping[str, Any]]()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if unread:
+            return {"type": "http.request", "body": unread.pop()}
+        return await asyncio.Future()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+        raise OSError("the connection is closed")
+
+    with contextlib.suppress(Exception):
+        await app(scope, receive, send)
+    assert sent
+    assert agreed.admission.num_admitted == 0
+    assert verifier.aborted
+
+
+async def test_what_is_guessed_and_why_is_told() -> None:
+    verifier = ScriptedVerifier(figures=busy_stats())
+    agreed = agreement(verifier)
+    app = create_app(service(verifier, agreed=agreed))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        fresh = (await http.get("/v1/speculation")).json()
+        await http.post("/v1/chat/completions", json=CHAT | {"temperature": 0})
+        await agreed.exchange()
+        told = (await http.get("/v1/speculation")).json()
+        found = await scraped(http)
+    assert (fresh["kinds"], fresh["costs"], fresh["ingress_replicas"]) == ([], None, 0)
+    assert (told["model"], told["drafter"]) == (MODEL, "ngram")
+    assert told["allowed"] == {"max_draft": 5, "draft_top_k": 2, "max_nodes": 8}
+    assert told["costs"] == {"verifying": {"1": 0.03}, "drafting": {"1": {"2": 0.01}}}
+    (kind,) = told["kinds"]
+    assert (kind["endpoint"], kind["temperature"], kind["max_draft"], kind["requests"]) == ("chat", "zero", 5, 1)
+    assert kind["acceptance_by_position"] == [1.0, 0.0]
+    assert (kind["steps"], kind["mean_acceptance_length"]) == (6, 2.0)
+    assert found["draftree_draft_depth", "chat", "zero"] == 5
+    assert found["draftree_aggregator_age_seconds",] >= 0
 
 
 async def test_broken_and_abandoned_streams_are_counted_as_such() -> None:

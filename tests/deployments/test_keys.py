@@ -9,12 +9,12 @@ import pytest
 
 from deployments.api import create_app
 from deployments.errors import ApiError
-from deployments.keys import ANYBODY, ApiKey, KeyRing
+from deployments.keys import ANYBODY, ApiKey, KeyLimits, KeyRing
 from tests.deployments.fakes import MODEL, ScriptedVerifier, service
 from verifier.errors import BadSetting
 
 SECRET, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
-RING = KeyRing({SECRET: ApiKey("a"), OTHER: ApiKey("b")})
+RING = KeyRing({SECRET: ApiKey("a"), OTHER: ApiKey("b", KeyLimits(5))})
 BODY = {"model": MODEL, "prompt": "Hi"}
 
 
@@ -39,10 +39,10 @@ def test_without_a_file_anybody_may_ask() -> None:
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
-    text = f'[a]\nkey = "{SECRET}"\n["team b"]\nkey = "{OTHER}"\n'
+    text = f'[a]\nkey = "{SECRET}"\n["team b"]\nkey = "{OTHER}"\nrequests_per_minute = 5\nconcurrent = 2\n'
     ring = loaded(tmp_path, text)
-    assert ring.identify(f"Bearer {SECRET}") == ApiKey("a")
-    assert ring.identify(f"bearer   {OTHER} ") == ApiKey("team b")
+    assert ring.identify(f"Bearer {SECRET}") == ApiKey("a", KeyLimits())
+    assert ring.identify(f"bearer   {OTHER} ") == ApiKey("team b", KeyLimits(5, None, 2))
     assert ApiKey("a").salt != ApiKey("team b").salt
 
 
@@ -69,7 +69,10 @@ def test_everything_else_is_401(header: str | None) -> None:
         ('[a]\nkey = "sk-0123456789 bcdef"', "ASCII"),
         ('[a]\nkey = "sk-0123456789äbcdef"', "ASCII"),
         ("[a]\nkey = 12345678901234567890", "is a string"),
-        (f'[a]\nkey = "{SECRET}"\nrequests = 5', "nothing else"),
+        (f'[a]\nkey = "{SECRET}"\nrequests = 5', "nothing else but requests_per_minute"),
+        (f'[a]\nkey = "{SECRET}"\nrequests_per_minute = 0', "requests_per_minute of [a]"),
+        (f'[a]\nkey = "{SECRET}"\ntokens_per_minute = 1.5', "tokens_per_minute of [a]"),
+        (f'[a]\nkey = "{SECRET}"\nconcurrent = true', "concurrent of [a]"),
         (f'[a]\nkey = "{SECRET}"\n[b]\nkey = "{SECRET}"', "a and b have the same"),
         (b"\xff\xfe", "UTF-8"),
     ],

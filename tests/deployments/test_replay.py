@@ -210,6 +210,7 @@ async def test_what_guessing_took_is_that_of_all_attempts() -> None:
     usage = runs[-1].usage
     assert usage is not None
     assert (usage.steps, usage.verified_tokens, usage.output_tokens, usage.cached_tokens) == (9, 9, 9, 1)
+    assert usage.replays == 2
     assert {run.request_id for run in runs} == {"r"}
 
 

@@ -23,6 +23,8 @@ def test_survival_is_the_product_along_the_path() -> None:
 
 def test_equals_go_to_the_shallower_node() -> None:
     assert TREE.ranking == (0, 1, 2, 4, 5, 3)
+    chain_first = ScoredTree(TokenTree((0, 1, 2, 3), (-1, 0, 1, 0)), (1.0, 0.5, 1.0, 0.5))
+    assert chain_first.ranking == (0, 1, 3, 2)
 
 
 def test_the_best_keep_their_order_and_their_shares() -> None:

@@ -68,12 +68,29 @@ def test_drafting_is_priced_by_depth_and_batch() -> None:
     costs = make_costs()
     costs.observe_drafting(2, 1, 0.2)
     assert costs.drafting(4, 1) == pytest.approx(0.4), "in proportion to a measured depth"
-    assert costs.drafting(2, 16) == pytest.approx(0.2), "like the nearest batch"
+    assert costs.drafting(2, 16) == pytest.approx(0.2), "like the nearest smaller batch"
     costs.observe_drafting(4, 1, 0.3)
     costs.observe_drafting(2, 9, 1.0)
     assert costs.drafting(4, 1) == pytest.approx(0.3)
     assert costs.drafting(2, 16) == pytest.approx(1.0)
     assert costs.drafting(0, 4) == costs.drafting(4, 0) == 0.0
+
+
+def test_what_is_measured_again_and_again_counts_for_more_than_bounds() -> None:
+    """A shallower depth had been priced too low once; deeper drafts took longer than that allowed."""
+    costs = make_costs()
+    costs.observe_drafting(3, 16, 0.01)
+    for _ in range(100):
+        costs.observe_drafting(4, 16, 0.064)
+    assert costs.drafting(4, 16) == pytest.approx(0.064, rel=0.02)
+
+
+def test_a_part_of_a_batch_may_cost_its_part() -> None:
+    costs = make_costs()
+    costs.observe_drafting(2, 8, 0.8)
+    assert costs.drafting(2, 4) == pytest.approx(0.4)
+    costs.observe_drafting(2, 1, 0.6)
+    assert costs.drafting(2, 4) == pytest.approx(0.6), "no less than fewer do"
 
 
 def test_a_depth_that_was_slow_by_chance_at_first_is_tried_again() -> None:

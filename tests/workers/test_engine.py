@@ -201,13 +201,17 @@ def test_a_replay_goes_on_where_it_was() -> None:
 # ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("max_lanes", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_request_among_others_says_what_it_says_alone(seed: int) -> None:
+def test_a_request_among_others_says_what_it_says_alone(seed: int, max_lanes: int) -> None:
     random = Random(seed)
     requests = make_requests(16, seed=seed)
     mixed = Mixed(continuation(requests), 0.7, vocab_size=VOCAB_SIZE)
     engine = make_engine(
-        RecordingDrafter(Bushy(mixed, vocab_size=VOCAB_SIZE)), num_pages=random.choice((16, 40)), max_running=8
+        RecordingDrafter(Bushy(mixed, vocab_size=VOCAB_SIZE)),
+        num_pages=random.choice((16, 40)),
+        max_running=8,
+        max_lanes=max_lanes,
     )
     listeners = {request.id: Listener() for request in requests}
     for request in requests:
@@ -222,13 +226,14 @@ def test_a_request_among_others_says_what_it_says_alone(seed: int) -> None:
     check_clean(engine)
 
 
+@pytest.mark.parametrize("max_lanes", [1, 2])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_no_page_is_lost_however_requests_end(page_size: int) -> None:
+def test_no_page_is_lost_however_requests_end(page_size: int, max_lanes: int) -> None:
     """Elsewhere every speculative request lost two pages."""
     random = Random(page_size)
     requests = make_requests(200, max_tokens=9, max_prompt=16)
     drafter = RecordingDrafter(Bushy(Oracle(continuation(requests, 9)), vocab_size=VOCAB_SIZE))
-    engine = make_engine(drafter, num_pages=256 // page_size, page_size=page_size, max_running=12)
+    engine = make_engine(drafter, num_pages=256 // page_size, page_size=page_size, max_running=12, max_lanes=max_lanes)
     ends = dict.fromkeys(("stop", "length", "abort"), 0)
     listeners = []
     for request in requests:
@@ -238,6 +243,7 @@ def test_no_page_is_lost_however_requests_end(page_size: int) -> None:
             Request(request.id, request.prompt_ids, request.sampling, request.max_tokens, stop_ids), listeners[-1]
         )
         engine.step()
+        engine.check_integrity()
         if engine.inbox.live and random.random() < 0.3:
             engine.abort(random.choice(engine.inbox.live).request.id)
     while engine.step():
@@ -270,7 +276,7 @@ def test_of_a_prompt_only_the_last_row_is_scored() -> None:
 
 
 def test_the_loop_fits_on_a_screen() -> None:
-    loop = (Engine.step, Engine._propose, Engine._verify_and_commit, Engine._verify, Engine._commit)
+    loop = (Engine.step, Engine._begin, Engine._complete, Engine._verify, Engine._commit)
     assert sum(len(getsource(part).splitlines()) + 1 for part in loop) <= 60
 
 
@@ -759,7 +765,7 @@ def test_stop_ends_what_is_left() -> None:
 def test_a_fault_of_our_own_on_the_thread_ends_all_requests() -> None:
     """Whatever happens there, nobody waits for ever."""
     engine = make_engine()
-    engine.scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    engine.scheduler.schedule = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     listener = Listener()
     engine.submit(Request("r", (1, 2), SamplingParams(), 5), listener)
     engine.start()

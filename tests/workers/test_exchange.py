@@ -16,7 +16,7 @@ from tests.deployments.fakes import TEXT, VOCAB_SIZE
 from tests.drafter.heads import Weights, random_weights, safeailab_config, save_head
 from tests.fakes import FakeVerifier, RecordingDrafter, plain_decoding
 from tests.workers.fitted import FITTED, NUM_TOKENS, SHAPE, WORDS, fitted_head, make_target
-from tests.workers.worlds import World, staircase
+from tests.workers.worlds import World, by_level, staircase
 from verifier.errors import DraftreeError
 from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
@@ -230,9 +230,9 @@ def test_what_does_not_fit_is_refused_and_the_last_one_serves_on(
 def test_what_the_last_drafter_taught_is_forgotten() -> None:
     """Its guesses never came true; the next one's would not have been asked for, but for a probe now and then."""
     config = EngineConfig(num_pages=512, page_size=16, max_rows=64, limits=DraftLimits(5, 1, 5), adaptive=True)
-    world = World(staircase, p=0.0, per_level=0.004, config=config)
+    world = World(staircase, p=0.0, drafting=by_level(0.004), config=config)
     world.tokens_per_s(1)
-    good = World(staircase, p=0.9, per_level=0.004, config=config)
+    good = World(staircase, p=0.9, drafting=by_level(0.004), config=config)
     expected = good.tokens_per_s(1)
     world.drafter.p = 0.9
     world.engine.exchange_drafter(world.drafter)

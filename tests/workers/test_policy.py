@@ -6,7 +6,7 @@ import pytest
 
 from drafter.base import DraftLimits, DraftRequest
 from drafter.scored import ScoredTree
-from tests.workers.worlds import Price, World, compute_bound, memory_bound, staircase
+from tests.workers.worlds import Price, World, by_level, compute_bound, memory_bound, staircase
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.config import EngineConfig
@@ -52,6 +52,22 @@ def test_nothing_is_bought_where_nothing_pays() -> None:
 def test_a_step_behind_a_dear_first_row_is_still_seen() -> None:
     """Prices 1, 2, 2, 2: the second row alone does not pay, three do."""
     assert make_policy(1, 2, 2, 2).choose({0: tree(0.9, 0.9, 0.9)}, ALONE) == {0: tree(0.9, 0.9, 0.9)}
+
+
+def test_guesses_pay_for_the_keys_that_they_attend_to() -> None:
+    """Prices 1 and 1.2 before any keys, and 0.001 a key: after 1000 of them they are 2 and 3.2."""
+    policy = make_policy(1, 1.2)
+    policy.costs.learn_keys(1, 1000, 2.0)
+    assert policy.choose({0: tree(0.5)}, ALONE) == {0: tree(0.5)}
+    assert policy.choose({0: tree(0.5)}, Load(decoding=1, rows=1, keys=1000, context=1000)) == {}
+
+
+def test_what_drafting_took_is_spent_whether_its_guesses_are_bought_or_not() -> None:
+    """At prices 1 and 1.4, after a second of drafting: 1.35 tokens in 2.4 s beat 1 in 2 s, but would not 1 in 1 s."""
+    policy = make_policy(1, 1.4)
+    assert policy.choose({0: tree(0.35)}, ALONE) == {}
+    policy.observe_drafting([request()], 1.0, answered=True)
+    assert policy.choose({0: tree(0.35)}, ALONE) == {0: tree(0.35)}
 
 
 def test_the_likeliest_guesses_of_all_sequences_come_first() -> None:
@@ -173,7 +189,7 @@ def make_world(
         draft_deadline_s=1e9,
         adaptive=adaptive,
     )
-    world = World(price, p=p, per_level=per_level, config=config)
+    world = World(price, p=p, drafting=by_level(per_level), config=config)
     if adaptive:
         engine = world.engine
         profile(engine.verifier, engine.pages, engine.costs, world.clock)
@@ -222,8 +238,9 @@ def test_no_text_is_read_for_the_few_tokens_that_are_left_to_guess() -> None:
     def rate(*, guessing: bool) -> float:
         world = make_world(staircase, 0.9, 0.003, 8 if guessing else 0, adaptive=guessing, known=False)
         world.drafter.per_unread = 0.001
-        world.tokens_per_s(40, 4, num_prompt=200)  # how long answers are is not known before some have ended
-        return world.tokens_per_s(40, 4, num_prompt=200)
+        for _ in range(20):  # how long answers are is not known before some have ended
+            world.tokens_per_s(1, 4, num_prompt=200)
+        return sum(world.tokens_per_s(1, 4, num_prompt=200) for _ in range(10))
 
     assert rate(guessing=True) >= 0.97 * rate(guessing=False)
 
@@ -244,7 +261,7 @@ def test_a_drafter_that_takes_its_time_and_says_nothing_is_asked_no_more(count: 
 def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short() -> None:
     """Each sequence counted its own steps up to its probe, and ended before."""
     world = make_world(staircase, 0.9, 0.05, 4, adaptive=True)
-    world.drafter.per_level = 0.001
+    world.drafter.price = by_level(0.001)
     for _ in range(60):
         world.tokens_per_s(1, 20)
     assert world.engine.costs.drafting(1, 1) < 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from drafter.base import DraftRequest, InstantDraft
+from drafter.base import DraftRequest, InstantDraft, Ticket
 from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
 from tests.fakes import VOCAB_SIZE, FakeVerifier, ManualClock, plain_decoding
@@ -13,9 +13,11 @@ from verifier.batch import StepPlan
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
+from workers.measuring.clockwork import ClockworkDraft
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds
+DraftPrice = Callable[[int, int], float]  # depth and batch to seconds
 
 
 def staircase(rows: int) -> float:
@@ -33,31 +35,50 @@ def compute_bound(rows: int) -> float:
     return 0.001 + 0.004 * rows
 
 
+def by_level(seconds: float) -> DraftPrice:
+    """All sequences' levels together, as if their number did not matter."""
+    return lambda depth, batch: seconds * depth
+
+
+def by_guess(seconds: float) -> DraftPrice:
+    """In proportion to depth and batch."""
+    return lambda depth, batch: seconds * depth * batch
+
+
 class ScriptedDraft(InstantDraft):
-    """Knows the truth and tells it with probability ``p``, at a price for each level; says what it thinks of itself.
+    """Knows the truth and tells it with probability ``p``, at a price; says what it thinks of itself.
 
     Attributes:
         p: chance of each guess, may be changed at any time, as may the prices.
-        per_level, per_unread: seconds for each level of a batch's trees, and for each token that it has not read yet.
+        price, per_unread: seconds for the trees of a batch, and for each token that it has not read yet.
         silent: it takes its time and has nothing to say.
         spent: seconds altogether.
     """
 
-    def __init__(self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, per_level: float):
+    def __init__(
+        self, truth: Callable[[Sequence[int]], Sequence[int]], clock: ManualClock, p: float, price: DraftPrice
+    ) -> None:
         super().__init__()
         self._truth, self._clock = truth, clock
-        self.p, self.per_level, self.per_unread = p, per_level, 0.0
+        self.p, self.price, self.per_unread = p, price, 0.0
         self.silent = False
         self.spent = 0.0
         self._read: dict[int, int] = {}
 
-    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        self._clock.now += self.work(batch)
+        return super().start(batch)
+
+    def work(self, batch: Sequence[DraftRequest]) -> float:
+        """The seconds that it takes over these."""
         unread = sum(len(request.ids) - self._read.get(request.sequence, 0) for request in batch)
         self._read |= {request.sequence: len(request.ids) for request in batch}
         levels = max((request.limits.max_draft for request in batch), default=0)
-        seconds = self.per_level * levels + self.per_unread * unread
-        self._clock.now += seconds
+        seconds = self.price(levels, len(batch)) + self.per_unread * unread
         self.spent += seconds
+        return seconds
+
+    def propose_all(self, batch: Sequence[DraftRequest]) -> Mapping[int, ScoredTree]:
         return {} if self.silent else super().propose_all(batch)
 
     def propose(self, request: DraftRequest) -> ScoredTree:
@@ -73,16 +94,30 @@ class ScriptedDraft(InstantDraft):
 
 
 class World:
-    """An engine on a fake verifier, and a clock that its passes and drafts move on."""
+    """An engine on a fake verifier, and a clock that its passes and drafts move on.
 
-    def __init__(self, price: Price, *, p: float, per_level: float, config: EngineConfig) -> None:
+    Args:
+        drafting: what drafts cost.
+        elsewhere: they are made while passes go on.
+    """
+
+    def __init__(
+        self,
+        price: Price,
+        *,
+        p: float,
+        drafting: DraftPrice,
+        config: EngineConfig,
+        elsewhere: bool = False,
+    ) -> None:
         self.clock = ManualClock()
         self.price = price
         verifier = FakeVerifier(config.num_pages, config.page_size, max_rows=config.max_rows)
         verifier.on_forward = self._pass_time
         self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.drafter = ScriptedDraft(self._truth, self.clock, p, per_level)
-        self.engine = Engine(verifier, self.drafter, config, self.clock)
+        self.drafter = ScriptedDraft(self._truth, self.clock, p, drafting)
+        drafter = ClockworkDraft(self.drafter, self.clock, drafting) if elsewhere else self.drafter
+        self.engine = Engine(verifier, drafter, config, self.clock)
 
     def requests(self, count: int, max_tokens: int, num_prompt: int = 3) -> list[Request]:
         more = (2,) * (num_prompt - 3)

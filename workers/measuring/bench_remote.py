@@ -90,7 +90,10 @@ def measure(
         remote = plan_remote(name, path, nothing, EngineSpec.draft_deadline_s, elsewhere).create(there)
         places = {
             LOCAL: Place(engine_of(here, local, limits, adaptive=options.adaptive)),
-            REMOTE: Place(engine_of(there, remote, limits, adaptive=options.adaptive), elsewhere.figures),
+            REMOTE: Place(
+                engine_of(there, remote, limits, adaptive=options.adaptive, max_lanes=1 + options.adaptive),
+                elsewhere.figures,
+            ),
         }
         matches = []
         for at_a_time in options.at_a_time:

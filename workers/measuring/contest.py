@@ -116,6 +116,8 @@ def load_verifier(
     """
     model = Checkpoint.open(path).config
     longest = max(len(prompt.ids) for prompt in asked) + max_tokens
+    if (num_prompt := longest - max_tokens) >= model.max_positions:
+        raise BadSetting("prompts", f"up to {num_prompt} tokens long", f"shorter than {model.max_positions} tokens")
     if longest > model.max_positions:
         allowed = f"at most {model.max_positions - longest + max_tokens}, which are left after the longest prompt"
         raise BadSetting("max_tokens", max_tokens, allowed)

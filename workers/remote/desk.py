@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 LEARNING_RATE = 0.2  # of what a level of trees costs
 DEEPEST = 64
+SILENT_S = 30.0  # after so long without a question, a verifier's texts are forgotten; it may be no more
 OFF = DraftLimits()
 
 
@@ -66,6 +67,7 @@ class Desk:
         self.asked_at = clock()
         self._clock = clock
         self._welcomed: set[str] = set()
+        self._heard: dict[str, float] = {}  # when verifiers that may have texts here last asked
 
     def welcome(self, peer: str) -> Welcome:
         """Of a verifier that agrees with the terms."""
@@ -81,7 +83,7 @@ class Desk:
         Raises:
             BadMessage: a turn contradicts itself.
         """
-        self.asked_at = self._clock()
+        self.asked_at = self._heard[question.peer] = self._clock()
         levels = self._levels(question.ask.deadline_s - (self.asked_at - question.arrived))
         for place, turn in enumerate(question.ask.turns):
             text = self.texts.absorb(question.peer, turn)
@@ -95,6 +97,13 @@ class Desk:
                 question.wanted[place] = text.request(limits, turn.wish.sampling)
         if not levels:
             self.level_s *= 1 - LEARNING_RATE  # or a desk that was slow once would never find out that it no more is
+
+    def forget_silent(self) -> None:
+        """Verifiers that were lost do not say so. One that was only silent sends again what it still wants."""
+        now = self._clock()
+        for peer in [peer for peer, heard in self._heard.items() if now - heard > SILENT_S]:
+            del self._heard[peer]
+            self.texts.forget_peer(peer)
 
     def draft(self, questions: Sequence[Question]) -> Mapping[int, ScoredTree]:
         """Trees by the texts' numbers."""

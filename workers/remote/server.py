@@ -113,6 +113,8 @@ class DraftServer:
                 yield question.route, encode(desks[epoch].answer(question, trees))
         for epoch, asked in questions.items():
             desks[epoch].catch_up(asked)
+        for desk in desks.values():
+            desk.forget_silent()
         if len(desks) > 1:
             self._retire()
 

@@ -126,6 +126,11 @@ class Texts:
         if text := self._by_key.pop(key, None):
             self._close(text.number)
 
+    def forget_peer(self, peer: str) -> None:
+        """All of a verifier's."""
+        for key in [key for key in self._by_key if key[0] == peer]:
+            self.forget(key)
+
     def forget_numbers(self, numbers: Iterable[int]) -> None:
         gone = set(numbers)
         for key in [key for key, text in self._by_key.items() if text.number in gone]:

@@ -21,6 +21,7 @@ from drafter.training.objectives.decoders import Batch, DecoderLayer, make_batch
 from drafter.training.shards import Conversation
 from drafter.training.target import Target
 from verifier.config import ModelConfig
+from verifier.errors import BadSetting
 
 
 class Body(nn.Module):
@@ -90,10 +91,17 @@ def initialise(objective: SmallModelObjective, target: Target, start: str, seed:
     """Gives the weights their first values: ``random``, or with the target's embedding, turned and cut to the width.
 
     What is kept of it are the directions in which its tokens differ the most.
+
+    Raises:
+        BadSetting: there are fewer of these than the model is wide.
     """
+    width, given = objective.config.hidden_size, target.config.hidden_size
+    if start == "target" and width > given:
+        allowed = f"at most {given}, the target's width, to begin with its embedding; init random does without"
+        raise BadSetting("model_hidden", width, allowed)
     randomise(objective, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         if start == "target":
             _, directions = torch.linalg.eigh(target.embedding.T @ target.embedding)
-            kept = target.embedding @ directions[:, -objective.config.hidden_size :]
+            kept = target.embedding @ directions[:, -width:]
             objective.model.embed_tokens.weight.copy_(kept * (INIT_STD / kept.std()))

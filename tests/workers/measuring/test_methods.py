@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -167,3 +168,11 @@ def test_a_name_that_no_method_has_is_refused(world: World, capsys: pytest.Captu
     with pytest.raises(AssertionError):
         world.compare("--only", "ngram")
     assert "only is 'ngram', but must be beginnings of names of methods, which are n-gram, " in capsys.readouterr().err
+
+
+def test_a_prompt_that_leaves_no_room_is_the_prompts_fault(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer than no tokens of an answer were asked for."""
+    (world.folder / "prompts.jsonl").write_text(json.dumps({"prompt": "word " * 300}))
+    with pytest.raises(AssertionError):
+        world.compare("--only", "n-gram")
+    assert re.search(r"prompts is 'up to \d+ tokens long', but must be shorter than 256", capsys.readouterr().err)

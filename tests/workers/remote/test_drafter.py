@@ -47,8 +47,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def make_engine(verifier: Verifier, drafter: Drafter, num_pages: int, world: RemoteWorld) -> Engine:
-    config = EngineConfig(num_pages, PAGE_SIZE, max_rows=MAX_ROWS, limits=DraftLimits(4, 2, 6), draft_deadline_s=0.05)
+def make_engine(verifier: Verifier, drafter: Drafter, num_pages: int, world: RemoteWorld, max_lanes: int = 1) -> Engine:
+    config = EngineConfig(
+        num_pages,
+        PAGE_SIZE,
+        max_rows=MAX_ROWS,
+        limits=DraftLimits(4, 2, 6),
+        draft_deadline_s=0.05,
+        max_lanes=max_lanes,
+    )
     return Engine(verifier, drafter, config, clock=world.clock)
 
 
@@ -72,11 +79,22 @@ def texts(engine: Engine, requests: list[Request], tick: Callable[[], None] = la
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature", "tight", "fault"),
-    [*(("eagle3", 1.0, True, fault) for fault in FAULTS), ("eagle", 0.0, False, "all"), ("model", 1.0, False, "all")],
+    ("kind", "temperature", "tight", "fault", "max_lanes"),
+    [
+        *(("eagle3", 1.0, True, fault, 1) for fault in FAULTS),
+        *(("eagle3", 1.0, True, fault, 2) for fault in ("none", "delay", "all")),
+        ("eagle", 0.0, False, "all", 2),
+        ("model", 1.0, False, "all", 1),
+    ],
 )
 def test_the_text_is_that_of_plain_decoding(
-    folders: dict[str, Path], kind: str, temperature: float, tight: bool, fault: str, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path],
+    kind: str,
+    temperature: float,
+    tight: bool,
+    fault: str,
+    max_lanes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote, "CATCH_UP_ROWS", 24)
     monkeypatch.setattr(link, "REFUSED_S", 0.2)  # a corrupted greeting is another drafter's
@@ -89,7 +107,8 @@ def test_the_text_is_that_of_plain_decoding(
     plain = PLAIN[temperature, tight]
     wire = Wire(world.server(), world.clock, Faulty(1, **FAULTS[fault]))
     drafter = world.remote(wire, verifier)
-    engine = make_engine(verifier, UnitedDraft({"ngram": NgramDraft(), "remote": drafter}, 160), num_pages, world)
+    united = UnitedDraft({"ngram": NgramDraft(), "remote": drafter}, 160)
+    engine = make_engine(verifier, united, num_pages, world, max_lanes)
 
     def tick() -> None:
         world.clock.now += 0.05
@@ -102,6 +121,7 @@ def test_the_text_is_that_of_plain_decoding(
         rounds += 1
         assert rounds < 10, figures
     assert engine.stats().counters.speculation.drafted_tokens > 0
+    assert (engine.stats().counters.overlapped_steps > 0) == (max_lanes > 1)
     if fault == "none":
         assert engine.stats().drafter_failures == 0
         assert (figures.missed, figures.stale, figures.malformed) == (0, 0, 0)

@@ -16,7 +16,7 @@ from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
 from tests.drafter.bench import CHAIN, PAGE_SIZE, SAVE, TEXT, Bench, Target
 from tests.workers.remote.wires import HOP_S, RemoteWorld, Wire, lost, safe
-from workers.remote import link, server, texts
+from workers.remote import desk, link, server, texts
 from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
 from workers.remote.messages import Ask, decode_to_drafter
@@ -272,6 +272,19 @@ def test_a_session_that_the_server_forgot_is_sent_again(pair: Pair, monkeypatch:
     assert pair.server.num_sessions == 2
     assert pair.ask(12, sequence=0) is None
     assert pair.ask(14, sequence=0) == pair.local(14)
+
+
+def test_the_sessions_of_a_verifier_that_is_no_more_go(pair: Pair) -> None:
+    """Those of a verifier that was killed stayed for as long as there was room for them."""
+    assert pair.ask(10)
+    assert pair.ask(10, pair.connect("b"))
+    assert pair.server.num_sessions == 2
+    for _ in range(3):
+        pair.pass_time(desk.SILENT_S / 2)
+        assert pair.ask(12)
+    assert pair.server.num_sessions == 1
+    assert pair.ask(14)
+    assert pair.asked()[-1].turns[0].start == 12
 
 
 def test_another_text_of_the_same_number_starts_a_new_session(pair: Pair) -> None:

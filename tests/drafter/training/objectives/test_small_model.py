@@ -119,6 +119,13 @@ def test_a_width_that_heads_do_not_divide_is_refused(target: Target) -> None:
         create(target, model_hidden=40)
 
 
+def test_a_model_wider_than_the_target_cannot_begin_with_its_embedding(target: Target) -> None:
+    """It was torch's word on sizes that do not match, in a traceback; and beginning so is the default."""
+    with pytest.raises(BadSetting, match="model_hidden is 80, but must be at most 64, the target's width, to begin"):
+        create(target, init="target", model_hidden=80)
+    create(target, init="random", model_hidden=80)
+
+
 def test_a_model_learns(target: Target) -> None:
     objective = create(target, torch.arange(100, VOCAB))
     batch = objective.collate([said_by(target, countdown(40, seed)) for seed in range(6)], CPU)

@@ -1,0 +1,1 @@
+"""Faults on purpose, under load: does the service keep its second promise?"""
