@@ -94,11 +94,15 @@ class Site:
     # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def look(self) -> list[Part]:
-        """All parts; waits while there is no controller to ask. One that knows nothing yet changes nothing."""
+        """All parts; waits while there is no controller to ask.
+
+        One that has just come back knows of none, and so does one that builds an application anew: that is no news.
+        """
         import ray
 
         details = _serve().get_serve_details()
-        if APP not in details["applications"]:
+        deployments = details["applications"].get(APP, {}).get("deployments")
+        if not deployments:
             return self.parts
         actors = ray._private.state.actors(actor_state_name="ALIVE")
         owners = {_address(actor, "Address"): name for name, actor in actors.items()}
@@ -111,7 +115,7 @@ class Site:
         if controller:
             pid = controller["Pid"]
             found.append(Part(f"controller {pid}", CONTROLLER, pid, controller["Address"]["NodeID"], RUNNING))
-        for deployment, each in details["applications"][APP]["deployments"].items():
+        for deployment, each in deployments.items():
             for replica in each["replicas"]:
                 pid, node = replica.get("pid", 0), replica.get("node_id", "")  # not there from the first
                 others = tuple(sorted(ranks.get(replica.get("actor_id", ""), ())))

@@ -203,9 +203,9 @@ def test_a_stream_waits_for_a_lost_verifier_to_come_back(server: Server) -> None
 
     with server.client() as client:
         truth = "".join(stream(client))
-        texts = stream(client)
+        pid, texts = replica_pid(server), stream(client)
         first = next(texts)
-        os.kill(replica_pid(server), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert first + "".join(texts) == truth
     assert server.metric('draftree_replays_total{reason="lost"}') == 1
     assert server.metric('draftree_kv_pages{state="used"}') == 0
