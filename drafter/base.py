@@ -65,7 +65,9 @@ class Drafter(Protocol):
     @property
     def fusion(self) -> Fusion | None: ...
 
-    def start(self, batch: Sequence[DraftRequest]) -> Ticket: ...
+    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
+        """A ticket that no other question has; several may be open at a time, a sequence is in one of them at most."""
+        ...
 
     def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         """Trees by sequence, whatever is ready within ``deadline_s`` seconds; sequences left out are decoded plainly.
@@ -77,21 +79,6 @@ class Drafter(Protocol):
     def close(self, sequence: int) -> None:
         """The sequence ended; unknown sequences are fine."""
         ...
-
-
-class NoDraft:
-    """Never guesses: plain decoding."""
-
-    fusion: Fusion | None = None
-
-    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        return 0
-
-    def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
-        return {}
-
-    def close(self, sequence: int) -> None:
-        pass
 
 
 class InstantDraft(ABC):
@@ -122,3 +109,10 @@ class InstantDraft(ABC):
 
     def close(self, sequence: int) -> None:
         return None
+
+
+class NoDraft(InstantDraft):
+    """Never guesses: plain decoding."""
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        return ScoredTree.root(request.ids[-1])

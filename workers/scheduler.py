@@ -8,7 +8,7 @@ later. Knows counts of rows and pages. Knows no logits, no models and no time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,17 +107,18 @@ class Scheduler:
     def schedule(self, lanes: int = 1, under_way: Iterable[Step] = ()) -> Step:
         """Fixes the rows of the next step, all but the guesses, and takes the pages that they write to.
 
-        Whoever has a turn in a step that is under way takes part in no other. Of those that decode, each lane gets its
-        share, the oldest first; so whoever found no place is in the next step.
+        Whoever has a turn in a step that is under way takes part in no other, and is not admitted again before that is
+        complete if it had to give its pages back meanwhile. Of those that decode, each lane gets its share, the oldest
+        first; so whoever found no place is in the next step.
         """
         step = Step(self.max_rows, lanes)
-        busy = {turn.sequence.number for other in under_way for turn in other.turns if turn.stands}
+        busy = {turn.sequence.number for other in under_way for turn in other.turns}
         free = [sequence for sequence in self.running if sequence.number not in busy]
         for sequence in [s for s in free if s.num_pending == 1][: -(-self.num_decoding // lanes)]:
             if lease := self._make_way_for(sequence):
                 step.add(sequence, lease, 1, self.pages.grow(lease, lease.num_committed + 1))
         prompts: list[Prompt] = [(s, s.lease, ()) for s in free if s.lease and s.num_pending > 1]
-        while len(prompts) < step.room.bit_length() and (admitted := self._admit()):
+        while len(prompts) < step.room.bit_length() and (admitted := self._admit(busy)):
             prompts.append(admitted)
         shares = share_rows([sequence.num_pending for sequence, _, _ in prompts], step.room)
         for (sequence, lease, page_copies), num_rows in zip(prompts, shares, strict=True):
@@ -186,7 +187,7 @@ class Scheduler:
             self.counters.preemptions += 1
         return sequence.lease
 
-    def _admit(self) -> Prompt | None:
+    def _admit(self, busy: Set[int]) -> Prompt | None:
         """Lets the first waiting sequence run, if the pages for all its pending tokens can be had without preemption.
 
         It takes them at once, so that no prompt stops half-way for want of pages.
@@ -194,6 +195,8 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return None
         sequence = self.waiting[0]
+        if sequence.number in busy:
+            return None
         lease = self.pages.open(sequence.ids, sequence.request.salt)
         if not self.pages.can_grow(lease, len(sequence.ids)):
             self.pages.close(lease)

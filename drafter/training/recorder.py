@@ -41,6 +41,7 @@ class Recorder(NoDraft):
         Raises:
             BadSetting: they are not ascending, or the target has no such boundary.
         """
+        super().__init__()
         last = target.num_layers
         if not layer_ids or list(layer_ids) != sorted({*layer_ids} & {*range(last + 1)}):
             allowed = f"different and ascending, from 0 to {last}, the layers of {target.name}"
@@ -59,7 +60,7 @@ class Recorder(NoDraft):
             states = request.features(self.num_recorded(seed), end)
             self._states.setdefault(seed, []).append(states.clamp(-_LARGEST, _LARGEST).half())
             self._lengths[seed] = end
-        return 0
+        return super().start(batch)
 
     def num_recorded(self, seed: int) -> int:
         """Positions recorded so far, from the first."""

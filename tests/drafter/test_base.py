@@ -24,6 +24,14 @@ def test_no_draft_leaves_everything_out() -> None:
     drafter.close(1)
 
 
+def test_questions_that_get_no_guesses_are_told_apart() -> None:
+    """Two open ones had the same ticket, so whoever kept them by ticket lost the first."""
+    drafter = NoDraft()
+    first, second = (drafter.start([request([1], CHAIN, sequence)]) for sequence in (1, 2))
+    assert first != second
+    assert drafter.collect(second, 0.0) == drafter.collect(first, 0.0) == {}
+
+
 @pytest.mark.parametrize("off", [DraftLimits(), DraftLimits(0, 1, 1), DraftLimits(1, 0, 1), DraftLimits(1, 1, 0)])
 def test_a_sequence_that_may_not_guess_is_left_out(off: DraftLimits) -> None:
     drafter = Repeat()

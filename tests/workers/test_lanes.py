@@ -137,9 +137,11 @@ def test_lanes_stay_even_and_nobody_waits_while_sequences_come_and_go() -> None:
 # ── what may happen to a step that is under way ──────────────────────────────────────────────────────────────────────
 
 
-def make_engine(num_pages: int = 64) -> tuple[Engine, FakeVerifier, RecordingDrafter]:
-    verifier, drafter = FakeVerifier(num_pages, 4), RecordingDrafter(FixedIds((3, 1, 4)))
-    config = EngineConfig(num_pages, 4, max_rows=48, limits=LIMITS, max_lanes=2, prefix_cache=False)
+def make_engine(
+    num_pages: int = 64, page_size: int = 4, *, prefix_cache: bool = False
+) -> tuple[Engine, FakeVerifier, RecordingDrafter]:
+    verifier, drafter = FakeVerifier(num_pages, page_size), RecordingDrafter(FixedIds((3, 1, 4)))
+    config = EngineConfig(num_pages, page_size, max_rows=48, limits=LIMITS, max_lanes=2, prefix_cache=prefix_cache)
     return Engine(verifier, drafter, config), verifier, drafter
 
 
@@ -190,9 +192,13 @@ def test_a_step_of_which_nobody_is_left_is_done_with() -> None:
     engine.check_integrity()
 
 
-def test_pages_are_taken_back_from_a_step_that_is_under_way() -> None:
-    """The latest arrival gives way, wherever it is; its turn is void, and its text is the same."""
-    engine, verifier, _ = make_engine(num_pages=12)
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_pages_are_taken_back_from_a_step_that_is_under_way(prefix_cache: bool) -> None:
+    """The latest arrival gives way, wherever it is; its turn is void, and its text is the same.
+
+    With its prefix in the cache it came back at once, and was in two questions at a time.
+    """
+    engine, verifier, _ = make_engine(num_pages=48, page_size=1, prefix_cache=prefix_cache)
     heard = submit(engine, 4, max_tokens=30)
     num_begun = num_void = 0
     while engine.under_way:
@@ -205,6 +211,7 @@ def test_pages_are_taken_back_from_a_step_that_is_under_way() -> None:
     while engine.step():
         engine.check_integrity()
     check_texts(heard, 30)
+    assert engine.stats().drafter_failures == 0
 
 
 def test_a_pass_that_fails_in_one_lane_spares_the_other() -> None:
