@@ -95,6 +95,7 @@ def measure(
                 elsewhere.figures,
             ),
         }
+        places[REMOTE].await_drafter(asked[0])
         matches = []
         for at_a_time in options.at_a_time:
             matches.append(play(name, places, asked, at_a_time, options.rounds, options.max_tokens))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
+from verifier.errors import DraftreeError
 from verifier.sampling import SamplingParams
 from workers.engine import Engine
 from workers.measuring.contest import Asked
@@ -19,6 +20,7 @@ from workers.sequence import Request
 from workers.stats import RemoteFigures
 
 LOCAL, REMOTE = "local", "remote"
+WELCOME_S = 60.0
 HEADER = (
     *("draft model", "at a time", "drafter", "tokens/s", "× local", "τ", "verify ms", "propose ms"),
     *("drafter ms", "wire ms", "KB", "missed", "changed"),
@@ -77,6 +79,18 @@ class Place:
         before = self._so_far()
         results = self.engine.run(requests)
         return self._so_far() - before, [result.output_ids for result in results]
+
+    def await_drafter(self, prompt: Asked) -> None:
+        """Answers until a drafter elsewhere has welcomed it: before that nothing is drafted that could be measured.
+
+        Raises:
+            DraftreeError: none has in `WELCOME_S`.
+        """
+        ends = time.monotonic() + WELCOME_S
+        while self.remote and not self.remote.connected:
+            if time.monotonic() > ends:
+                raise DraftreeError(f"no drafter has welcomed the verifier: {self.remote.reason}.")
+            self.answer([prompt], 4)
 
     def _so_far(self) -> Run:
         counters, remote = self.engine.stats().counters, self.remote or RemoteFigures()

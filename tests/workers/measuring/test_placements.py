@@ -16,6 +16,7 @@ from verifier.config import ModelConfig
 from verifier.errors import DraftreeError
 from workers.config import EngineConfig
 from workers.engine import Engine
+from workers.measuring import placements
 from workers.measuring.apart import DrafterJob, DraftProcess
 from workers.measuring.bench_remote import main
 from workers.measuring.contest import Asked
@@ -54,6 +55,15 @@ def test_figures_are_of_a_step_and_of_a_message() -> None:
     assert (alone["verify_ms"], alone["propose_ms"]) == (50, 100)
     assert (alone["drafter_ms"], alone["wire_ms"], alone["kilobytes"]) == (100, 50, 2)
     assert show([match]).count("head") == 2
+
+
+def test_a_drafter_that_never_answers_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick answers were over before the drafter had been found, and passed for remote ones."""
+    monkeypatch.setattr(placements, "WELCOME_S", 0.0)
+    place().await_drafter(ASKED[0])
+    place(RemoteFigures(connected=True)).await_drafter(ASKED[0])
+    with pytest.raises(DraftreeError, match="no drafter was found yet"):
+        place(RemoteFigures()).await_drafter(ASKED[0])
 
 
 @pytest.mark.slow
