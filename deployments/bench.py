@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from workers.build import openmp_environment
+from drafter.command_line import OneLineParser
+from workers.flags import at_least
+from workers.measuring.command import as_command
 from workers.measuring.prompts import PROMPTS, read_prompts
 
 if TYPE_CHECKING:
@@ -102,16 +104,15 @@ def through_http(inside: Contestant, prompts: Sequence[Sequence[int]], max_token
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m deployments.bench", description=__doc__.split("\n", 1)[0])
+def main() -> int:
+    parser = OneLineParser(prog="python -m deployments.bench", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--count", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=20, help="of the forward passes by rows")
+    parser.add_argument("--count", type=at_least(1), default=8)
+    parser.add_argument("--max-tokens", type=at_least(1), default=128)
+    parser.add_argument("--rounds", type=at_least(1), default=20, help="of the forward passes by rows")
     parser.add_argument("--no-http", dest="http", action="store_false")
     options = parser.parse_args()
-    os.environ.update(openmp_environment())  # as the service's verifier has it; before torch is imported
-    print(json.dumps(run(options)))
+    return as_command("bench", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -163,4 +164,4 @@ def table(title: str, scores: dict[str, Scores], base: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -179,16 +179,6 @@ def chain(*tokens: int) -> ScoredTree:
     return ScoredTree.unscored(TokenTree.chain(tokens))
 
 
-class ManualClock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class RecordingDrafter:
     """Passes everything on to ``drafter`` and remembers it. Checks what an engine may ask, and when."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from deployments.affinity import CHUNK, EXPIRY_S, Load, PrefixMap, chains, choose
-from tests.fakes import ManualClock
+from workers.measuring.clockwork import ManualClock
 
 PROMPT = list(range(8 * CHUNK))
 

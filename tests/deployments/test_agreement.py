@@ -15,9 +15,9 @@ from deployments.keys import ApiKey, KeyLimits, KeyRing
 from deployments.quotas import MINUTE_S, QuotaId
 from deployments.speculation import PATIENCE_S
 from tests.deployments.fakes import DRAFT, MODEL, ScriptedVerifier, agreement, busy_stats, service, until
-from tests.fakes import ManualClock
 from verifier.errors import DraftreeError
 from workers.costs import Prices
+from workers.measuring.clockwork import ManualClock
 from workers.sequence import Progress, Request
 from workers.stats import Usage
 

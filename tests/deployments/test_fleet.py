@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from deployments.fleet import QUIET_S, Fleet, Placement, Report
-from tests.fakes import ManualClock
 from verifier.sampling import SamplingParams
+from workers.measuring.clockwork import ManualClock
 from workers.sequence import Request
 
 REQUEST = Request("r", tuple(range(200)), SamplingParams(), 10)

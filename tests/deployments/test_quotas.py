@@ -13,7 +13,7 @@ from deployments.aggregator import GONE_S, LISTEN_S, Aggregator, Report
 from deployments.errors import ApiError
 from deployments.keys import ANYBODY, ApiKey, KeyLimits
 from deployments.quotas import MINUTE_S, QuotaId, Window
-from tests.fakes import ManualClock
+from workers.measuring.clockwork import ManualClock
 
 PER_MINUTE = ApiKey("a", KeyLimits(requests_per_minute=6))
 

@@ -21,10 +21,10 @@ from deployments.speculation import (
     within,
 )
 from drafter.base import DraftLimits
-from tests.fakes import ManualClock
 from tests.workers.test_policy import make_world
 from tests.workers.worlds import memory_bound
 from workers.costs import Prices
+from workers.measuring.clockwork import ManualClock
 from workers.stats import Speculation
 
 KIND = Kind.of("chat", 0.0)

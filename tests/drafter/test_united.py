@@ -18,10 +18,11 @@ from drafter.scored import ScoredTree
 from drafter.scripted import Anti, Bushy, FixedIds, Mixed, Oracle
 from drafter.united import UnitedDraft
 from tests.drafter.requests import LIMITS, assert_within, request
-from tests.fakes import AnsweringDrafter, ManualClock, RecordingDrafter, chain
+from tests.fakes import AnsweringDrafter, RecordingDrafter, chain
 from verifier.errors import BadSetting
 from verifier.features import Fusion
 from verifier.tree import TokenTree
+from workers.measuring.clockwork import ManualClock
 
 VOCAB = 50
 TEXT = [Random(f"text {position}").randrange(VOCAB) for position in range(1500)]  # what plain decoding says

@@ -17,7 +17,6 @@ from tests.fakes import (
     VOCAB_SIZE,
     AnsweringDrafter,
     FakeVerifier,
-    ManualClock,
     RecordingDrafter,
     chain,
     plain_decoding,
@@ -27,6 +26,7 @@ from verifier.errors import BadRequest, BadSetting
 from verifier.sampling import SamplingParams
 from verifier.verifier import StepOutput
 from workers.engine import Engine, EngineConfig, EngineDead, Result
+from workers.measuring.clockwork import ManualClock
 from workers.sequence import Progress, Request
 
 LIMITS = DraftLimits(max_draft=4, draft_top_k=2, max_nodes=10)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes import FAKE_MODEL, FakeVerifier, ManualClock
+from tests.fakes import FAKE_MODEL, FakeVerifier
 from verifier.batch import StepPlan
 from verifier.pages import PageTable
 from workers.costs import Costs
+from workers.measuring.clockwork import ManualClock
 from workers.profile import profile
 
 

@@ -8,12 +8,12 @@ from random import Random
 from drafter.base import DraftRequest, InstantDraft, Ticket
 from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
-from tests.fakes import VOCAB_SIZE, FakeVerifier, ManualClock, plain_decoding
+from tests.fakes import VOCAB_SIZE, FakeVerifier, plain_decoding
 from verifier.batch import StepPlan
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
-from workers.measuring.clockwork import ClockworkDraft
+from workers.measuring.clockwork import ClockworkDraft, ManualClock
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds

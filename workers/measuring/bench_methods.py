@@ -9,20 +9,19 @@ since. Leave the machine alone meanwhile.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drafter.command_line import BAD_INPUT, INTERRUPTED, OneLineParser
-from verifier.errors import BadSetting, DraftreeError
+from drafter.command_line import OneLineParser
+from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
-from workers.build import locate_model, openmp_environment
+from workers.build import locate_model
 from workers.flags import at_least
 from workers.generate import report
 from workers.machine import weight_bytes
+from workers.measuring.command import as_command
 from workers.measuring.methods import METHODS, enter
 from workers.measuring.prompts import PROMPTS, read_prompts
 from workers.text import Text
@@ -31,15 +30,7 @@ from workers.text import Text
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = command_line().parse_args(arguments)
-    os.environ.update(openmp_environment())  # takes effect if torch is not imported yet
-    try:
-        print(json.dumps(run(options)))
-    except DraftreeError as error:
-        report(f"bench_methods: error: {error}")
-        return BAD_INPUT
-    except KeyboardInterrupt:  # before the first round
-        return INTERRUPTED
-    return 0
+    return as_command("bench_methods", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,23 +8,21 @@ Both ends are those of the service, and so is the wire, encryption included. Lea
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafter.base import DraftLimits
-from drafter.command_line import BAD_INPUT, OneLineParser
+from drafter.command_line import OneLineParser
 from drafter.factory import plan_drafter
 from drafter.options import DraftOptions
-from verifier.errors import DraftreeError
 from verifier.weights import Checkpoint
-from workers.build import EngineSpec, locate_model, openmp_environment
+from workers.build import EngineSpec, locate_model
 from workers.flags import add_tree_limits, at_least, max_nodes
 from workers.generate import report
 from workers.machine import physical_cores
+from workers.measuring.command import as_command
 from workers.measuring.prompts import PROMPTS, read_prompts
 from workers.remote.placement import Elsewhere, plan_remote
 from workers.text import Text
@@ -38,13 +36,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = command_line().parse_args(arguments)
-    os.environ.update(openmp_environment())  # takes effect if torch is not imported yet
-    try:
-        print(json.dumps(run(options)))
-    except DraftreeError as error:
-        report(f"bench_remote: error: {error}")
-        return BAD_INPUT
-    return 0
+    return as_command("bench_remote", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

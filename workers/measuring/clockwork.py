@@ -50,7 +50,7 @@ def token_at(position: int) -> int:
     return (31 * position + 7) % VOCAB_SIZE
 
 
-class Clock:
+class ManualClock:
     """Seconds that pass when somebody says so."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ClockworkVerifier:
     config = MODEL
     fingerprint = "clockwork"
 
-    def __init__(self, clock: Clock, price: Callable[[int], float], max_rows: int) -> None:
+    def __init__(self, clock: ManualClock, price: Callable[[int], float], max_rows: int) -> None:
         self.max_rows = max_rows
         self._clock, self._price = clock, price
 

@@ -9,7 +9,7 @@ between the two best logits of `transformers` tells a near-tie (two kernels sum 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from drafter.command_line import OneLineParser
 from verifier.sampling import SamplingParams
 from workers.build import EngineSpec, build_engine, locate_model
+from workers.flags import at_least
+from workers.measuring.command import as_command
 from workers.measuring.prompts import PROMPTS, read_prompts
 from workers.sequence import Request
 
@@ -79,15 +82,7 @@ def compare(spec: EngineSpec, prompts: Sequence[str], max_tokens: int) -> Iterat
         yield len(theirs), first_parting(index, answer.output_ids, theirs, logits)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m workers.measuring.compare", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--model", default="")
-    parser.add_argument("--draft-model", default="ngram")
-    parser.add_argument("--no-exact", dest="exact", action="store_false")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> dict[str, int]:
     spec = EngineSpec(model=options.model, draft_model=options.draft_model, exact=options.exact)
     prompts = [prompt.text for prompt in read_prompts(options.prompts, options.count)]
     num_tokens, partings = 0, []
@@ -100,14 +95,29 @@ def main() -> None:
                 f"transformers, whose two best logits there are {parting.gap:.2e} apart"
             )
     faults = sum(parting.gap > NEAR_TIE for parting in partings)
-    print(f"{len(prompts)} prompts, {num_tokens} tokens: {len(partings) - faults} near-ties, {faults} faults")
-    print(
-        json.dumps(
-            {"prompts": len(prompts), "tokens": num_tokens, "near_ties": len(partings) - faults, "faults": faults}
-        )
-    )
-    raise SystemExit(faults > 0)
+    near_ties = len(partings) - faults
+    print(f"{len(prompts)} prompts, {num_tokens} tokens: {near_ties} near-ties, {faults} faults")
+    return {"prompts": len(prompts), "tokens": num_tokens, "near_ties": near_ties, "faults": faults}
+
+
+def main() -> int:
+    """Runs the command and returns its exit code: 1 when an answer parts by more than a near-tie."""
+    parser = OneLineParser(prog="python -m workers.measuring.compare", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--count", type=at_least(1), default=60)
+    parser.add_argument("--max-tokens", type=at_least(1), default=64)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--draft-model", default="ngram")
+    parser.add_argument("--no-exact", dest="exact", action="store_false")
+    options = parser.parse_args()
+    figures: dict[str, int] = {}
+
+    def measure() -> dict[str, int]:
+        figures.update(run(options))
+        return figures
+
+    return as_command("compare", measure) or int(figures["faults"] > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

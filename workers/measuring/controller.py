@@ -9,19 +9,17 @@ purpose. A table and a picture of each, and one line of JSON. Leave the machine 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafter.base import DraftLimits
-from drafter.command_line import BAD_INPUT, OneLineParser
-from verifier.errors import DraftreeError
-from workers.build import DEFAULT_LIMITS, EngineSpec, locate_model, openmp_environment
+from drafter.command_line import OneLineParser
+from workers.build import DEFAULT_LIMITS, EngineSpec, locate_model
 from workers.flags import at_least
 from workers.generate import report
+from workers.measuring.command import as_command
 from workers.measuring.prompts import PROMPTS, read_prompts
 from workers.text import Text
 
@@ -38,13 +36,7 @@ MAX_ROWS = 16 * (1 + DEFAULT_LIMITS.max_draft)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = command_line().parse_args(arguments)
-    os.environ.update(openmp_environment())  # takes effect if torch is not imported yet
-    try:
-        print(json.dumps(run(options)))
-    except DraftreeError as error:
-        report(f"controller: error: {error}")
-        return BAD_INPUT
-    return 0
+    return as_command("controller", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -99,16 +91,16 @@ def _clockwork_player(depth: int | None, lanes: int) -> Player:
     from workers.engine import Engine
     from workers.measuring.clockwork import (
         VOCAB_SIZE,
-        Clock,
         ClockworkDraft,
         ClockworkVerifier,
+        ManualClock,
         token_at,
     )
     from workers.measuring.stages import Player
     from workers.profile import profile
     from workers.sequence import Request
 
-    clock, max_draft = Clock(), DEFAULT_LIMITS.max_draft if depth is None else depth
+    clock, max_draft = ManualClock(), DEFAULT_LIMITS.max_draft if depth is None else depth
     switch = _switch(lambda ids: [token_at(len(ids) + i) for i in range(max_draft)], VOCAB_SIZE)
     config = EngineConfig(
         num_pages=2000,

@@ -16,10 +16,10 @@ from drafter.network import TargetParts
 from drafter.network_draft import NetworkDraft
 from drafter.networks import NetworkPlan, plan_network
 from drafter.options import DraftOptions
-from tests.fakes import ManualClock
 from verifier.attention import create_attention
 from verifier.verifier import Verifier
 from verifier.weights import Checkpoint
+from workers.measuring.clockwork import ManualClock
 from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
 from workers.remote.messages import FeatureType, Terms
