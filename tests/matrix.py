@@ -17,7 +17,8 @@ from drafter.scripted import Anti, Bushy, FixedIds, Mixed, Oracle
 from drafter.united import UnitedDraft
 from tests.fakes import RecordingDrafter
 from verifier.sampling import SamplingParams
-from workers.engine import Engine, EngineConfig, StepRunner
+from workers.engine import Engine, EngineConfig
+from workers.runner import StepRunner
 from workers.sequence import Request
 
 FACTORS: dict[str, tuple[Any, ...]] = {

@@ -16,58 +16,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from drafter.base import Drafter
 from drafter.united import UnitedDraft
 from verifier.acceptance import Verdict
 from verifier.batch import Segment, StepPlan
-from verifier.config import ModelConfig
-from verifier.features import Fusion
 from verifier.pages import PageTable
 from verifier.tree import TokenTree
-from verifier.verifier import StepOutput
+from workers.adaptive import AdaptivePolicy
 from workers.config import TYPICAL
 from workers.config import EngineConfig as EngineConfig
 from workers.costs import Costs
+from workers.drafting import Drafting
 from workers.inbox import EngineDead as EngineDead
 from workers.inbox import Inbox
-from workers.policy import AdaptivePolicy, FixedPolicy, Policy
-from workers.scheduler import Features, Scheduler
+from workers.policy import FixedPolicy, Policy
+from workers.runner import StepRunner
+from workers.scheduler import Scheduler
 from workers.sequence import FinishReason, Listener, Progress, Request, TokenSequence, longest
 from workers.stats import NEAR_TIE, Counters, EngineStats, Speculation, Usage
-from workers.step import Question, Step, Turn
+from workers.step import Step, Turn
 
 logger = logging.getLogger(__name__)
-
-HIDDEN = 0.05  # of a draft's time: when less is waited for it in two lanes, it was done before
-
-
-class StepRunner(Protocol):
-    """What the engine needs of a `verifier.verifier.Verifier`."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def max_rows(self) -> int: ...
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
-
-    def forward(self, plan: StepPlan) -> StepOutput: ...
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-
-    def keep_features(self, fusion: Fusion) -> Features: ...
-
-    def drop_features(self, fusion: Fusion) -> None: ...
-
-    def padded(self, num_rows: int) -> int: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,11 +87,9 @@ class Engine:
             if config.adaptive
             else FixedPolicy(config.max_lanes)
         )
+        self.drafting = Drafting(self.policy, self.scheduler, clock, config.draft_deadline_s)
         self.under_way: deque[Step] = deque()  # begun and not complete, one for each lane
         self.inbox = Inbox()
-        self._last_lanes = 1  # that a step was begun for
-        self._answered_at = clock()  # when the drafter's last answer was here
-        self._lap_began: float | None = None  # in two lanes, when the last step was complete
         self._thread: threading.Thread | None = None
         self._stats = self._snapshot()
 
@@ -144,13 +112,13 @@ class Engine:
         if step.page_copies:  # before another step writes to their sources
             self.verifier.copy_pages(step.page_copies)
         with self._timed("propose"):
-            self._ask(step)
+            self.drafting.ask(self.drafter, step)
         return step if step.turns else None
 
     def _complete(self, step: Step) -> None:
         step.turns = [turn for turn in step.turns if turn.stands]  # two lanes: some may be gone since it was begun
         with self._timed("propose"):
-            self._collect(step)
+            self.drafting.collect(self.drafter, step)
         if not step.turns:
             return
         try:
@@ -161,7 +129,7 @@ class Engine:
         else:
             with self._timed("commit"):
                 self._commit(step, verdicts)
-            self._observe_pass(step)
+            self.drafting.observe_pass(step)
 
     def _verify(self, step: Step) -> list[Verdict]:
         plan = step.plan()
@@ -284,37 +252,6 @@ class Engine:
             assert numbers == sorted(numbers), f"a queue is not in order of arrival: {numbers}"
 
     # ── the rest of a step ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _ask(self, step: Step) -> None:
-        """Asks for the step's trees. Not when lanes have just changed: whoever has waited for that waits no longer."""
-        last_lanes, self._last_lanes = self._last_lanes, step.lanes
-        if step.lanes != last_lanes:
-            return
-        if batch := self.policy.limit(self.scheduler.draft_requests(step), step.load):
-            began = self.clock()
-            step.question = Question(batch, self.drafter.start(batch), began)
-
-    def _collect(self, step: Step) -> None:
-        """Grafts what the drafter has to say, and tells the policy how long it took over that."""
-        began = self.clock()
-        if question := step.question:
-            step.drafted = self.drafter.collect(question.ticket, self.config.draft_deadline_s)
-            now = self.clock()
-            # It takes one question at a time: this one's turn came when it had answered the last.
-            seconds = now - max(question.asked_at, self._answered_at)
-            hidden = step.lanes > 1 and now - began < HIDDEN * seconds
-            self.policy.observe_drafting(question.batch, seconds, answered=bool(step.drafted), hidden=hidden)
-            self.scheduler.graft(step, self.policy.choose(step.drafted, step.load))
-        self._answered_at = self.clock()
-
-    def _observe_pass(self, step: Step) -> None:
-        """Tells the policy what the pass took; in two lanes, how long after the other lane's it was done."""
-        now, rows, keys = self.clock(), step.num_rows, step.num_keys
-        if step.lanes == 1:
-            self.policy.observe_verifying(rows, keys, now - self._answered_at)
-        elif self._lap_began is not None:
-            self.policy.observe_lap(step.question.batch if step.question else (), rows, keys, now - self._lap_began)
-        self._lap_began = now if step.lanes > 1 else None
 
     def _take_mail(self) -> None:
         if drafter := self.inbox.take_drafter():

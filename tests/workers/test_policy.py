@@ -9,9 +9,11 @@ from drafter.scored import ScoredTree
 from tests.workers.worlds import Price, World, by_level, compute_bound, memory_bound, staircase
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
+from workers.adaptive import AdaptivePolicy
 from workers.config import EngineConfig
 from workers.costs import Costs
-from workers.policy import AdaptivePolicy, FixedPolicy, Hazards, Load
+from workers.hazards import Hazards
+from workers.policy import FixedPolicy, Load
 from workers.profile import profile
 
 ALONE = Load(decoding=1, rows=1, keys=0, context=0)

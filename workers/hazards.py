@@ -1,0 +1,51 @@
+"""How often guesses were right, depth by depth: of one sequence, leaning on all of them while it is new.
+
+Knows outcomes. Knows no prices and no trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
+MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
+
+
+class Hazards:
+    """How often trees hold the next token at each depth, given that they held all before it.
+
+    What is beyond the end of a run was not put to the test and teaches nothing.
+    """
+
+    def __init__(self, prior: Hazards | None = None) -> None:
+        self._prior = prior
+        self._hits: list[float] = []
+        self._tries: list[float] = []
+
+    def rate(self, depth: int) -> float:
+        """At ``depth`` of 1 and more."""
+        prior, weight = (self._prior.rate(depth), PRIOR_WEIGHT) if self._prior else (self._guess(depth), 1.0)
+        if depth > len(self._tries):
+            return prior
+        return (self._hits[depth - 1] + weight * prior) / (self._tries[depth - 1] + weight)
+
+    def _guess(self, depth: int) -> float:
+        """Before anything is known of that depth: what holds at the depth before."""
+        return self.rate(depth - 1) if depth > 1 else 0.5
+
+    def expected(self, depth: int) -> list[float]:
+        """Accepted tokens to expect of trees of depth 0, 1, … ``depth``."""
+        tokens, reached = [0.0], 1.0
+        for level in range(1, depth + 1):
+            reached *= self.rate(level)
+            tokens.append(tokens[-1] + reached)
+        return tokens
+
+    def learn(self, outcomes: Sequence[bool]) -> None:
+        """Whether the tree held the next token, depth by depth."""
+        for depth, hit in enumerate(outcomes):
+            if depth == len(self._tries):
+                self._hits.append(0.0)
+                self._tries.append(0.0)
+            self._hits[depth] = MEMORY * self._hits[depth] + hit
+            self._tries[depth] = MEMORY * self._tries[depth] + 1
