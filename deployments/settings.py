@@ -65,7 +65,8 @@ class Settings(BaseModel):
     adaptive: bool = SPEC.adaptive
     """Whether to guess only as far as it pays, within these limits; otherwise as far as they allow."""
     max_stretch: Annotated[float, Field(ge=1, le=100)] = SPEC.max_stretch
-    """Adaptive: how many times longer than without guesses a step may take."""
+    """Adaptive: how many times longer than without guesses a step may be expected to take, rare probes and the reading
+    of a long prompt apart."""
     draft_growth: Word = SPEC.draft_options.growth
     """Shape of a draft network's trees: dynamic (the likeliest guesses) or static (EAGLE-1's)."""
     draft_threshold: float = SPEC.draft_options.threshold

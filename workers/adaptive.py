@@ -69,8 +69,9 @@ class AdaptivePolicy:
     """Guesses as far as the expected tokens pay for the expected seconds.
 
     Args:
-        max_stretch: how many times longer than without guesses a step may take, so that the time between two tokens of
-            any one request is bounded by that, whatever it gains the others.
+        max_stretch: how many times longer than without guesses a step may be expected to take, so that the time between
+            two tokens of any one request is bounded by that, whatever it gains the others. Rare probes may take more,
+            or a drafter that was slow once would never be asked again; and so may the reading of a long prompt.
         max_lanes: 2 if the drafter works elsewhere.
     """
 
