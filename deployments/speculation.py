@@ -1,9 +1,9 @@
 """How far requests of a kind may guess: the slow scale, over minutes and all replicas.
 
 Within these limits the engine weighs every step by itself (`workers.adaptive`), sequence by sequence; it is good at
-that and is not to be hindered. So only depths are cut that are clearly useless: even if guesses there are as good as could
-still be believed, and a token is worth as much as it ever is, they earn less than half of what drafting them costs.
-What is not known is not cut. A depth is cut after a while and opened at once, and some requests go as far as the
+that and is not to be hindered. So only depths are cut that are clearly useless: even if guesses there are as good as
+could still be believed, and a token is worth as much as it ever is, they earn less than half of what drafting them
+costs. What is not known is not cut. A depth is cut after a while and opened at once, and some requests go as far as the
 service allows all the time (`DraftGuide`), so that it is seen when a cut is no longer right.
 
 Knows kinds, counts and prices, and time from an injected clock. Knows no requests, no trees and no Ray.
