@@ -132,7 +132,8 @@ class Ingress:
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        from deployments.api import Service, create_app
+        from deployments.api import create_app
+        from deployments.service import Service
 
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))
