@@ -14,6 +14,7 @@ from ray.serve.config import BackpressureConfig
 from ray.serve.schema import LoggingConfig
 
 from deployments.aggregator import AggregatorReplica
+from deployments.autoscaling import DRAFTER, VERIFIER
 from deployments.checks import engine_spec, served_model
 from deployments.drafter import DrafterReplica
 from deployments.ingress import Ingress
@@ -28,7 +29,7 @@ from workers.build import openmp_environment
 from workers.machine import available_memory, check_memory
 from workers.remote.placement import remote_part
 
-MAX_ONGOING = 1024  # requests at a replica; the engine queues what it cannot run, so this only bounds memory
+MAX_ONGOING = 1024  # calls at a replica, besides the requests that were let in; this only bounds memory
 INGRESS_CPUS, AGGREGATOR_CPUS = 0.1, 0.1  # shares of a core, see deployments/replicas.py
 HEALTH_S = 5.0  # between two looks at a replica, and the time it has to answer: one that is frozen is soon replaced
 INGRESS_DRAIN_S = 600.0  # for the answers it is giving; nobody else could go on with them
@@ -64,8 +65,11 @@ def app(args: Settings) -> Application:
         raise RefusedSettings(str(error)) from None
     for name, value in (ONE_LOOP | LEAN_SERVE | STERN_SERVE).items():
         os.environ.setdefault(name, value)  # for the processes of a Ray that is yet to be started from here
+    # At each replica, since it may be the only one that is left; whoever asks it how it does must come in, too.
+    held = args.capacity + MAX_ONGOING
     verifier = serve.deployment(
-        max_ongoing_requests=MAX_ONGOING,
+        name=VERIFIER,
+        max_ongoing_requests=held,
         max_constructor_retry_count=TRIES,
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_S,
@@ -76,8 +80,7 @@ def app(args: Settings) -> Application:
     ingress = serve.deployment(
         name="Ingress",
         num_replicas=args.ingress_replicas,
-        # What may be held, and besides those that are being refused; in a flood of these, Serve refuses the rest.
-        max_ongoing_requests=args.capacity + MAX_ONGOING,
+        max_ongoing_requests=held,  # in a flood of what is to be refused here, Serve refuses the rest
         max_queued_requests=MAX_ONGOING,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=TRIES,
@@ -93,7 +96,7 @@ def _drafters(args: Settings, model: ModelConfig) -> list[Application]:
     if args.drafter_placement == "local" or remote_part(args.draft_model, model) is None:
         return []
     drafter = serve.deployment(
-        name="Drafter",
+        name=DRAFTER,
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_S,

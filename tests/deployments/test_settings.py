@@ -117,6 +117,15 @@ def test_the_app_is_built_from_settings(tiny: str) -> None:
         assert deployment._deployment_config.max_constructor_retry_count == 1
 
 
+@pytest.mark.parametrize(("max_waiting", "replicas"), [("64", "1"), ("5000", "1"), ("5000", "3")])
+def test_whatever_is_let_in_finds_room_at_one_verifier(tiny: str, max_waiting: str, replicas: str) -> None:
+    """Of more than 1024, Serve kept the rest from the verifier, and all that asked for its health as well."""
+    settings = Settings(model=tiny, max_waiting=max_waiting, verifier_replicas=replicas)  # type: ignore[arg-type]
+    app = build(model=tiny, max_waiting=max_waiting, verifier_replicas=replicas)
+    for deployment in (app._bound_deployment, verifier_of(app)):
+        assert deployment._deployment_config.max_ongoing_requests > settings.capacity
+
+
 def test_building_the_app_needs_no_torch(tiny: str) -> None:
     code = f"import sys, deployments as d; d.app(d.build.Settings(model={tiny!r})); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
