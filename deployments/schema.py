@@ -262,6 +262,10 @@ def _in_words(error: ErrorDetails) -> ApiError:
             return refused(param[:80], f"There is no field '{param[:80]}'.", "unknown_parameter")
         case "model_type" | "model_attributes_type" if not param:
             return refused(None, "The body must be a JSON object.", "invalid_type")
+        case "model_type" | "model_attributes_type":
+            return refused(param, f"'{param}' must be a JSON object.", "invalid_type")
+        case "string_too_short":
+            return refused(param, f"'{param}' must not be empty.")
         case "too_short":  # pydantic's words for these two are no end of a sentence
             return refused(param, f"'{param}' must be a list of {error['ctx']['min_length']} or more.")
         case "too_long":

@@ -10,7 +10,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from deployments.errors import ApiError
-from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.schema import ChatRequest, CompletionRequest, DraftModelRequest, GenerationRequest, parse
 from drafter.base import DraftLimits
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -25,7 +25,7 @@ def completion(**fields: Any) -> CompletionRequest:
     return parse(CompletionRequest, json.dumps(COMPLETION | fields).encode())
 
 
-def refusal(kind: type[GenerationRequest], body: object) -> ApiError:
+def refusal(kind: type[GenerationRequest] | type[DraftModelRequest], body: object) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parse(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
     assert caught.value.status == 400
@@ -267,6 +267,22 @@ def test_speculation_is_an_object_of_whole_numbers(speculation: object, param: s
     error = refusal(CompletionRequest, COMPLETION | {"speculation": speculation})
     assert error.param == param
     assert "SECRET" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        (CompletionRequest, COMPLETION | {"speculation": "off"}, "'speculation' must be a JSON object."),
+        (ChatRequest, CHAT | {"stream": True, "stream_options": []}, "'stream_options' must be a JSON object."),
+        (DraftModelRequest, {"draft_model": ""}, "'draft_model' must not be empty."),
+        (DraftModelRequest, {"draft_model": 5}, "'draft_model' must be a valid string."),
+    ],
+)
+def test_refusals_are_sentences(
+    kind: type[GenerationRequest] | type[DraftModelRequest], body: dict[str, Any], words: str
+) -> None:
+    """They named our classes, and one said "must be String should have at least 1 character"."""
+    assert refusal(kind, body).message == words
 
 
 def test_two_budgets_are_one_too_many() -> None:
