@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from deployments.handles import direct
 from deployments.quotas import EXCHANGE_S, Clock, Part, QuotaId, Use, divide, fair_part
 from deployments.speculation import DraftChoice, DraftControl, Kind
 from workers.costs import Prices
@@ -114,8 +115,7 @@ class AggregatorHandle:
     """That deployment, from an ingress."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
-        self._exchange = direct.options(method_name="exchange")
+        self._exchange = direct(handle).options(method_name="exchange")
 
     async def exchange(self, report: Report) -> Decisions:
         return cast(Decisions, await self._exchange.remote(report))

@@ -9,7 +9,7 @@ must last before it is followed, Serve sees to, and it keeps to the least and th
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -68,24 +68,28 @@ def _load_of_misses(share: float) -> float:
     return min(share / FULL_MISSES, MOST_WANTED)
 
 
-class VerifierScaling:
+class _Scaling:
+    """By what a deployment's own replicas report."""
+
+    load: Callable[[Reports], float]
+
+    def __init__(self, low: float = Band.low, high: float = Band.high) -> None:
+        self._band = Band(low, high)
+
+    def __call__(self, context: Context) -> tuple[int, State]:
+        return _replicas(context, self._band, type(self).load(context.aggregated_metrics or {})), {}
+
+
+class VerifierScaling(_Scaling):
     """Serve's policy for verifiers."""
 
-    def __init__(self, low: float = Band.low, high: float = Band.high) -> None:
-        self._band = Band(low, high)
-
-    def __call__(self, context: Context) -> tuple[int, State]:
-        return _replicas(context, self._band, verifier_load(context.aggregated_metrics or {})), {}
+    load = staticmethod(verifier_load)
 
 
-class DrafterScaling:
+class DrafterScaling(_Scaling):
     """Serve's policy for drafters, as far as they know themselves how they do."""
 
-    def __init__(self, low: float = Band.low, high: float = Band.high) -> None:
-        self._band = Band(low, high)
-
-    def __call__(self, context: Context) -> tuple[int, State]:
-        return _replicas(context, self._band, drafter_load(context.aggregated_metrics or {})), {}
+    load = staticmethod(drafter_load)
 
 
 class FleetScaling:
@@ -103,7 +107,7 @@ class FleetScaling:
         decisions: dict[Id, int] = {}
         if VERIFIER in by_name:
             key, verifiers = by_name[VERIFIER]
-            decisions[key], _ = VerifierScaling(self._band.low, self._band.high)(verifiers)
+            decisions[key] = _replicas(verifiers, self._band, verifier_load(verifiers.aggregated_metrics or {}))
         if DRAFTER in by_name:
             key, drafters = by_name[DRAFTER]
             load = drafter_load(drafters.aggregated_metrics or {})

@@ -22,6 +22,7 @@ from deployments.checks import fingerprint, served_model
 from deployments.errors import ApiError
 from deployments.exchange import ClusterChoice, FleetExchange, with_choice
 from deployments.fleet import Fleet, Placement
+from deployments.handles import direct
 from deployments.keys import KeyRing
 from deployments.metrics import RequestMetrics
 from deployments.replay import Patience
@@ -48,11 +49,8 @@ class VerifierHandle:
 
     def __init__(self, handle: DeploymentHandle[Any], *, may_sleep: bool = False) -> None:
         self._handle, self._may_sleep = handle, may_sleep
-        # Configured once: a handle's options are not free. By value, tokens travel straight from replica to replica
-        # instead of through Ray's object store; and plain pickle is enough for them.
-        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
-        self._generate = direct.options(method_name="generate", stream=True)
-        self._stats = direct.options(method_name="stats")
+        self._generate = direct(handle).options(method_name="generate", stream=True)
+        self._stats = direct(handle).options(method_name="stats")
         self._fleet: Fleet | None = None
         self._totals = Totals()
 
