@@ -75,9 +75,7 @@ def test_a_keys_limit_holds_over_both_and_the_figures_are_true(server: Server) -
 
 def test_requests_go_on_without_the_aggregator_and_it_comes_back(server: Server) -> None:
     def pids() -> list[int]:
-        found = httpx.get(f"{server.dashboard}/api/serve/applications/", timeout=30).json()["applications"]
-        replicas = found["draftree"]["deployments"]["Aggregator"]["replicas"]
-        return [int(replica["pid"]) for replica in replicas if replica["state"] == "RUNNING"]
+        return list(server.running("Aggregator").values())
 
     before = pids()
     os.kill(before[0], signal.SIGKILL)

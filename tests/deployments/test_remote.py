@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from deployments.autoscaling import DRAFTER
 from tests.deployments.test_serve import Server, eventually, serving
 from tests.deployments.tiny import make_tiny_model
 from tests.drafter.heads import HeadShape, random_weights, safeailab_config, save_head
@@ -47,9 +48,7 @@ def say(server: Server, seed: int, max_tokens: int = 200) -> str:
 
 
 def drafter_pid(server: Server) -> int | None:
-    applications = httpx.get(f"{server.dashboard}/api/serve/applications/", timeout=30).json()["applications"]
-    replicas = applications["draftree"]["deployments"]["Drafter"]["replicas"]
-    return next((int(replica["pid"]) for replica in replicas if replica["state"] == "RUNNING"), None)
+    return next(iter(server.running(DRAFTER).values()), None)
 
 
 def test_the_head_drafts_from_its_own_deployment(server: Server) -> None:

@@ -22,6 +22,7 @@ import yaml
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from deployments.autoscaling import VERIFIER
 from tests.deployments.tiny import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,23 @@ class Server:
         found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
         assert found, name
         return float(found[1])
+
+    @property
+    def applications(self) -> str:
+        """Where Serve is told of its applications, and tells of them."""
+        return f"{self.dashboard}/api/serve/applications/"
+
+    def replicas(self, deployment: str) -> list[dict[str, Any]]:
+        """All there are, whatever they do."""
+        application = httpx.get(self.applications, timeout=30).json()["applications"]["draftree"]
+        found: list[dict[str, Any]] = application["deployments"][deployment]["replicas"]
+        return found
+
+    def running(self, deployment: str) -> dict[str, int]:
+        """Those that run: their names and their processes."""
+        return {
+            each["replica_id"]: int(each["pid"]) for each in self.replicas(deployment) if each["state"] == "RUNNING"
+        }
 
 
 def free_port() -> int:
@@ -167,12 +185,11 @@ def test_closed_connections_free_their_sequences(server: Server, stream: bool) -
 
 def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -> None:
     wrong = {"name": "wrong", "route_prefix": "/wrong", "import_path": "deployments:app", "args": {"max_drafts": 3}}
-    applications = f"{server.dashboard}/api/serve/applications/"
     config = server.config | {"applications": [*server.config["applications"], wrong]}
-    httpx.put(applications, content=json.dumps(config), timeout=30).raise_for_status()
+    httpx.put(server.applications, content=json.dumps(config), timeout=30).raise_for_status()
 
     def status() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(applications, timeout=30).json()["applications"].get("wrong", {})
+        found: dict[str, Any] = httpx.get(server.applications, timeout=30).json()["applications"].get("wrong", {})
         return found
 
     eventually(lambda: status().get("status") == "DEPLOY_FAILED", 60)
@@ -181,15 +198,8 @@ def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -
     assert healthy(server.url)
 
 
-def verifiers(server: Server) -> dict[str, int]:
-    """Those that run: their replicas' names and their processes."""
-    applications = httpx.get(f"{server.dashboard}/api/serve/applications/", timeout=30).json()["applications"]
-    replicas = applications["draftree"]["deployments"]["VerifierReplica"]["replicas"]
-    return {replica["replica_id"]: int(replica["pid"]) for replica in replicas if replica["state"] == "RUNNING"}
-
-
-def replica_pid(server: Server) -> int:
-    return next(iter(verifiers(server).values()))
+def verifier_pid(server: Server) -> int:
+    return next(iter(server.running(VERIFIER).values()))
 
 
 def test_a_stream_waits_for_a_lost_verifier_to_come_back(server: Server) -> None:
@@ -203,7 +213,7 @@ def test_a_stream_waits_for_a_lost_verifier_to_come_back(server: Server) -> None
 
     with server.client() as client:
         truth = "".join(stream(client))
-        pid, texts = replica_pid(server), stream(client)
+        pid, texts = verifier_pid(server), stream(client)
         first = next(texts)
         os.kill(pid, signal.SIGKILL)
         assert first + "".join(texts) == truth
@@ -249,7 +259,7 @@ def test_a_verifier_on_three_ranks_is_replaced_as_a_whole(server: Server, tmp_pa
         assert len(second) == 2
         assert not any(is_alive(pid) for pid in first)
 
-        os.kill(replica_pid(parallel), signal.SIGKILL)  # rank 0
+        os.kill(verifier_pid(parallel), signal.SIGKILL)  # rank 0
         eventually(lambda: not healthy(parallel.url), 10)
         eventually(lambda: healthy(parallel.url), 90)
         assert answer(client) == expected

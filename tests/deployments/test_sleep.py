@@ -7,14 +7,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deployments.autoscaling import VERIFIER
 from tests.deployments.test_serve import Server, eventually, healthy, serving
 
 pytestmark = pytest.mark.slow
 
 
 def num_verifiers(server: Server) -> int:
-    applications = httpx.get(f"{server.dashboard}/api/serve/applications/", timeout=30).json()["applications"]
-    return len(applications["draftree"]["deployments"]["VerifierReplica"]["replicas"])
+    return len(server.replicas(VERIFIER))
 
 
 def test_verifiers_sleep_while_nobody_asks_and_wake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
