@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from drafter import sessions
 from drafter.base import DraftRequest
 from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
@@ -509,6 +510,18 @@ def test_a_long_read_does_not_make_the_next_trees_smaller(head: Pair, monkeypatc
     monkeypatch.undo()
     assert head.ask(22) == head.local(22)
     assert head.remote.figures.busy == 0
+
+
+def test_where_nobody_was_ready_no_level_was_measured(target: Target, tmp_path: Path) -> None:
+    """Texts that are still being read were taken for trees that cost nothing, and the next trees came too late."""
+    pair = Pair(target, SAVE["model"](tmp_path / "model"))
+    assert pair.ask(10)
+    pair.server.desk.level_s = DEADLINE_S / 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "CATCH_UP_ROWS", 5)
+        assert pair.ask(20) is None
+    assert pair.server.desk.level_s == DEADLINE_S / 8
+    assert pair.ask(22) == pair.local(22)
 
 
 def test_a_crowded_drafter_is_left_for_another(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
