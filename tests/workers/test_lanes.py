@@ -251,6 +251,26 @@ def test_stopping_ends_both_lanes() -> None:
     engine.check_integrity()
 
 
+def test_a_lane_that_is_empty_for_a_moment_does_not_end_two() -> None:
+    """It was taken for all that there is to decode, so both went on without guesses until two were found again."""
+    world = make_world(half_bound, by_guess(0.001), 4, 2, adaptive=True)
+    engine = world.engine
+    world.tokens_per_s(8, 40)
+    for request in world.requests(8, 200):
+        engine.submit(request, lambda progress: None)
+    while not engine.under_way:
+        engine.step()
+    (step,) = engine.under_way
+    there = {turn.sequence.number for turn in step.turns}
+    for sequence in engine.inbox.live:
+        if sequence.number not in there:
+            engine.abort(sequence.request.id)
+    for _ in range(4):
+        engine.step()
+        assert engine.policy.lanes == 2
+    assert len(engine.scheduler.running) == 4
+
+
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
