@@ -24,7 +24,6 @@ from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.lanes import FIRST_REST, LaneChoice
-from workers.profile import profile
 from workers.sequence import Progress, Request
 
 LIMITS = DraftLimits(4, 2, 8)
@@ -32,21 +31,16 @@ SETTLED = 8  # steps in two lanes until it is known that one is faster
 
 
 def make_world(price: Price, drafting: DraftPrice, depth: int, max_lanes: int, *, adaptive: bool) -> World:
-    config = EngineConfig(
-        num_pages=1000,
-        page_size=8,
-        max_rows=96,
-        prefix_cache=False,
-        limits=DraftLimits(depth, 1, depth),
-        draft_deadline_s=1e9,
+    return World.measured(
+        price,
+        p=0.9,
+        drafting=drafting,
+        depth=depth,
         adaptive=adaptive,
+        elsewhere=True,
         max_stretch=100.0,
         max_lanes=max_lanes,
     )
-    world = World(price, p=0.9, drafting=drafting, config=config, elsewhere=True)
-    if adaptive:
-        profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
-    return world
 
 
 def bound(price: Price, drafting: DraftPrice, depth: int, count: int) -> float:

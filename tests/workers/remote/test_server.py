@@ -52,11 +52,21 @@ class Pair:
         assert self.wire.server is not None
         return self.wire.server
 
-    def connect(self, peer: str = "a") -> RemoteDraft:
-        drafter = self.world.remote(self.wire, self.bench.verifier, peer, DEADLINE_S, "fp32")
+    def connect(self, peer: str = "a", other: Pair | None = None) -> RemoteDraft:
+        """A verifier's end of the wire, with the network of this pair or of the ``other``."""
+        whose = other or self
+        drafter = whose.world.remote(self.wire, whose.bench.verifier, peer, DEADLINE_S, "fp32")
+        drafter._clock = drafter._link._clock = self.world.clock
         self.round(drafter, [])
         self.wire.run_until(self.world.clock.now + 0.01, peer)  # the welcome
         return drafter
+
+    def exchange(self, folder: Path) -> Pair:
+        """Lets the drafter take up another head, that of the pair that is returned."""
+        other = Pair(self.bench.target, SAVE["eagle3"](folder, seed=3))
+        drafter = other.world.network_draft(64, PAGE_SIZE)
+        self.server.take_up(drafter, other.world.terms_for(drafter))
+        return other
 
     def round(self, drafter: RemoteDraft, batch: list[DraftRequest]) -> Mapping[int, ScoredTree]:
         return drafter.collect(drafter.start(batch), DEADLINE_S)
@@ -451,14 +461,9 @@ def test_an_exchanged_network_answers_those_who_still_have_it(
 ) -> None:
     """Each verifier makes the features of its own head; the other head's would be guesses out of thin air."""
     monkeypatch.setattr(server, "RETIRE_S", 5.0)
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
     assert head.ask(10) == head.local(10)
-    drafter = other.world.network_draft(64, PAGE_SIZE)
-    head.server.take_up(drafter, other.world.terms_for(drafter))
-    later = other.world.remote(head.wire, other.bench.verifier, "b", DEADLINE_S, "fp32")
-    later._clock = later._link._clock = head.world.clock
-    other.round(later, [])
-    head.wire.run_until(head.world.clock.now + 0.01, "b")
+    other = head.exchange(tmp_path / "other")
+    later = head.connect("b", other)
     assert other.ask(12, later) == other.local(12)
     assert head.ask(12) == head.local(12)
     assert head.remote.figures.welcomes == later.figures.welcomes == 1
@@ -471,9 +476,8 @@ def test_an_exchanged_network_answers_those_who_still_have_it(
 
 
 def test_a_network_that_comes_back_is_welcome(head: Pair, tmp_path: Path) -> None:
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
-    drafter, first = other.world.network_draft(64, PAGE_SIZE), head.server.desk
-    head.server.take_up(drafter, other.world.terms_for(drafter))
+    first = head.server.desk
+    head.exchange(tmp_path / "other")
     head.server.take_up(head.world.network_draft(64, PAGE_SIZE), first.terms)
     assert head.server.desk is first
     assert head.ask(10) == head.local(10)
@@ -483,13 +487,8 @@ def test_a_question_for_the_last_network_is_not_answered_by_the_next(head: Pair,
     """It overtook the greeting, on another connection; its features would have been read by the wrong head."""
     assert head.ask(10)
     question = head.wire.sent[-1]
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
-    drafter = other.world.network_draft(64, PAGE_SIZE)
-    head.server.take_up(drafter, other.world.terms_for(drafter))
-    later = other.world.remote(head.wire, other.bench.verifier, "a", DEADLINE_S, "fp32")
-    later._clock = later._link._clock = head.world.clock
-    other.round(later, [])
-    head.wire.run_until(head.world.clock.now + 0.01, "a")
+    other = head.exchange(tmp_path / "other")
+    later = head.connect("a", other)
     head.wire.post("a", question, up=True)
     assert other.ask(12, later) == other.local(12)
     assert len(head.server.desk.texts) == 1
