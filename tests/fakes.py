@@ -8,6 +8,7 @@ or a reused prefix that is not one changes what it says, as it would change what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,39 +16,17 @@ import torch
 from drafter.base import Drafter, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.batch import Segment, StepPlan
-from verifier.config import ModelConfig
 from verifier.features import Fusion
 from verifier.sampling import SamplingParams, draw
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
+from workers.measuring.clockwork import MODEL
 
 VOCAB_SIZE = 23
 _NUM_STATES = 4099
 _LOGITS = torch.randn(_NUM_STATES, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
-FAKE_MODEL = ModelConfig(
-    architecture="llama",
-    vocab_size=VOCAB_SIZE,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    max_positions=4096,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    layer_windows=(None,),
-    eos_token_ids=(1,),
-    bos_token_id=None,
-    dtype="float32",
-)
+FAKE_MODEL = replace(MODEL, vocab_size=VOCAB_SIZE, max_positions=4096, eos_token_ids=(1,))
 
 
 def _state(token: int, position: int, earlier: Sequence[int]) -> int:
