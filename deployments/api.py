@@ -1,76 +1,42 @@
 """OpenAI's interface as a FastAPI application.
 
-Knows HTTP, JSON and how long things took. Knows no Ray: everything behind it is a `Service`, which tests fill with
-a scripted verifier.
+Knows HTTP, JSON and how long things took. Knows no Ray: everything behind it is a `deployments.service.Service`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from openai.types import Model
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from deployments.agreement import Agreement
-from deployments.errors import ApiError, api_error
-from deployments.keys import ApiKey, KeyGuard, KeyRing, key_of
-from deployments.metrics import BROKEN, CLIENT_GONE, CONTENT_TYPE, RequestMetrics, RouterCollector
-from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event, speculation_view
-from deployments.router import Generation, Piece, Router, Verifier
-from deployments.schema import ChatRequest, CompletionRequest, DraftModelRequest, GenerationRequest, parse
+from deployments.errors import CLIENT_GONE, ApiError, api_error
+from deployments.keys import ApiKey, KeyGuard
+from deployments.metrics import BROKEN
+from deployments.operations import operations
+from deployments.responses import DONE, Answer, ChatAnswer, CompletionAnswer, error_event
+from deployments.router import Generation, Piece
+from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.service import Service
 from deployments.visit import Visit
-from drafter.base import DraftLimits
 from verifier.sampling import SamplingParams
-from workers.stats import EngineStats
-from workers.text import Text
 
 log = logging.getLogger("ray.serve")
-HEALTH_TIMEOUT_S = 5.0
 COMPLETION_TOKENS = 16  # OpenAI's default budget of /v1/completions; a chat may fill the context
-
-
-@dataclass(frozen=True)
-class Service:
-    """What stands behind the interface."""
-
-    model: str  # the name clients use
-    router: Router
-    verifier: Verifier
-    text: Text
-    draft: DraftLimits  # what the service allows
-    agreement: Agreement
-    keys: KeyRing = field(default_factory=lambda: KeyRing({}))
-    exchange: Callable[[str], Awaitable[int]] | None = None  # of the draft model; returns the number of replicas
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    created: int = field(default_factory=lambda: int(time.time()))  # Unix time, s
-
-    def visit(self, endpoint: str, request: Request) -> Visit:
-        return Visit(self.agreement, self.metrics, endpoint, key_of(request))
-
-    def check_model(self, name: str) -> None:
-        if name != self.model:
-            message = f"There is no such model here; this server has '{self.model}'."
-            raise ApiError(404, message, param="model", code="model_not_found")
-
-    def card(self) -> dict[str, object]:
-        return Model(id=self.model, created=self.created, object="model", owned_by="draftree").model_dump()
-
-    async def stats(self) -> EngineStats:
-        async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            return await self.verifier.stats()
+LONG_BODY = 32_768  # bytes; fewer are understood in less time than it takes to ask another thread to
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application: OpenAI's routes, health and metrics."""
+    """The application, all its routes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -79,64 +45,58 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Draftree", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(KeyGuard, ring=service.keys)
-    app.add_exception_handler(ApiError, _error_response)
-    app.add_exception_handler(HTTPException, _error_response)
+    for kind in (ApiError, HTTPException, ClientDisconnect):
+        app.add_exception_handler(kind, _error_response)
+    app.include_router(_openai(service))
+    app.include_router(operations(service))
+    return app
 
-    @app.get("/v1/models")
+
+def _openai(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/v1/models")
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [service.card()]})
 
-    @app.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> JSONResponse:
         service.check_model(name)
         return JSONResponse(service.card())
 
-    @app.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = await request.body()
-        return await _counted(service.visit("chat", request), partial(_chat, service, body))
+        return await _answered(service, service.visit("chat", request), request, _chat)
 
-    @app.post("/v1/completions")
+    @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await request.body()
-        return await _counted(service.visit("completions", request), partial(_completion, service, body))
+        return await _answered(service, service.visit("completions", request), request, _completion)
 
-    @app.get("/v1/speculation")
-    async def speculation() -> JSONResponse:
-        return JSONResponse(speculation_view(service.model, service.draft, service.agreement))
-
-    @app.post("/v1/draft_model")
-    async def draft_model(request: Request) -> Response:
-        return await _exchange(service, key_of(request), await request.body())
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        try:
-            stats = await service.stats()
-        except Exception as error:
-            raise ApiError(503, f"Not ready. {api_error(error).message}", code="not_ready") from error
-        return JSONResponse({"status": "ok", "running": stats.running, "waiting": stats.waiting})
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        try:
-            stats = await service.stats()
-        except Exception as error:
-            log.warning("the verifier's figures are missing from /metrics: %s", api_error(error).message)
-            stats = None
-        return Response(service.metrics.render(stats, RouterCollector(service.agreement)), media_type=CONTENT_TYPE)
-
-    return app
+    return routes
 
 
 async def _error_response(_: Request, error: Exception) -> JSONResponse:
     return api_error(error).response()
 
 
-async def _counted(visit: Visit, work: Callable[[Visit], Awaitable[Response]]) -> Response:
-    """The answer that ``work`` makes, and one count of how it went; a stream counts itself when it ends."""
+class _Asked(NamedTuple):
+    """A request as it was understood."""
+
+    body: GenerationRequest
+    generation: Generation
+    answer: Answer
+
+
+async def _answered(
+    service: Service, visit: Visit, request: Request, understand: Callable[[Service, ApiKey, bytes], _Asked]
+) -> Response:
+    """The answer, and one count of how it went; a stream counts itself when it ends."""
     try:
-        response = await work(visit)
+        raw = await service.body(request)
+        # Of a long one, reading and cutting into tokens takes a while, in which all streams would stand still.
+        understood = partial(understand, service, visit.key, raw)
+        asked = understood() if len(raw) < LONG_BODY else await asyncio.to_thread(understood)
+        response = await _respond(service, asked, visit)
     except asyncio.CancelledError:
         visit.finish(CLIENT_GONE)
         raise
@@ -151,39 +111,27 @@ async def _counted(visit: Visit, work: Callable[[Visit], Awaitable[Response]]) -
     return response
 
 
-async def _exchange(service: Service, key: ApiKey, raw: bytes) -> Response:
-    if service.exchange is None or not key.admin:
-        message = "The draft model is exchanged with an API key that has admin = true in the file of keys."
-        raise ApiError(403, message, code="admin_only")
-    body = parse(DraftModelRequest, raw)
-    try:
-        replicas = await service.exchange(body.draft_model)
-    except Exception as error:
-        raise api_error(error) from error
-    return JSONResponse({"draft_model": body.draft_model, "replicas": replicas})
-
-
-async def _chat(service: Service, raw: bytes, visit: Visit) -> Response:
+def _chat(service: Service, key: ApiKey, raw: bytes) -> _Asked:
     body = parse(ChatRequest, raw)
     service.check_model(body.model)
     ids = service.text.chat_ids([message.for_template() for message in body.messages])
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = body.max_completion_tokens or body.max_tokens
-    generation = _generation(visit, body, ids, "messages", field, budget)
-    return await _respond(service, body, generation, ChatAnswer(service.model, body.include_usage), visit)
+    generation = _generation(key, body, ids, "messages", field, budget)
+    return _Asked(body, generation, ChatAnswer(service.model, body.include_usage))
 
 
-async def _completion(service: Service, raw: bytes, visit: Visit) -> Response:
+def _completion(service: Service, key: ApiKey, raw: bytes) -> _Asked:
     body = parse(CompletionRequest, raw)
     service.check_model(body.model)
     ids = service.text.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     budget = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    generation = _generation(visit, body, ids, "prompt", "max_tokens", budget)
-    return await _respond(service, body, generation, CompletionAnswer(service.model, body.include_usage), visit)
+    generation = _generation(key, body, ids, "prompt", "max_tokens", budget)
+    return _Asked(body, generation, CompletionAnswer(service.model, body.include_usage))
 
 
 def _generation(
-    visit: Visit,
+    key: ApiKey,
     body: GenerationRequest,
     ids: Sequence[int],
     prompt_field: str,
@@ -201,15 +149,16 @@ def _generation(
         ignore_eos=body.ignore_eos,
         sampling=SamplingParams(body.temperature, body.top_k, body.top_p, body.min_p, seed=body.seed or 0),
         has_seed=body.seed is not None,
-        salt=visit.key.salt,
+        salt=key.salt,
     )
 
 
-async def _respond(
-    service: Service, body: GenerationRequest, generation: Generation, answer: Answer, visit: Visit
-) -> Response:
-    draft = visit.admit(len(generation.prompt_ids), body.temperature, body.speculation.within(service.draft))
-    pieces = service.router.generate(replace(generation, draft=draft))
+async def _respond(service: Service, asked: _Asked, visit: Visit) -> Response:
+    body, answer = asked.body, asked.answer
+    # What cannot be served at all is refused first: it takes no place, and its prompt counts against no limit.
+    request, wanted = service.router.admit(asked.generation), body.speculation.within(service.draft)
+    limits = visit.admit(len(request.prompt_ids), body.temperature, wanted)
+    pieces = service.router.generate(asked.generation, replace(request, limits=limits))
     if not body.stream:
         return Response(await _whole(pieces, answer, visit), media_type="application/json")
     # Errors still have a status until the first piece is there.

@@ -11,9 +11,11 @@ from fastapi.responses import JSONResponse
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from verifier.errors import BadRequest, DraftreeError
 
+CLIENT_GONE = 499  # nginx's status for a client that left before the end
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -71,6 +73,8 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(405, "This address takes another method.", code="method_not_allowed", headers=error.headers)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case ClientDisconnect():  # nobody reads this; the count of answers has it
+            return ApiError(CLIENT_GONE, "The client left.", code="client_gone")
         case BackPressureError():
             headers = {"Retry-After": "1"}
             return ApiError(429, "Too many requests are waiting; try again.", code="overloaded", headers=headers)

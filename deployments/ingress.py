@@ -34,6 +34,7 @@ from workers.sequence import Progress, Request
 from workers.stats import Counters, EngineStats
 
 ANSWER_S = 2.0  # for a verifier to say how it does; those that do not answer are left out
+LEAVE_S = 0.5  # from the end of a call, because the client has left, to word of that
 NOBODY = ApiError(503, "No replica of the model is there.", code="no_replica")
 ASLEEP = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, Counters())  # the figures of no verifier
 
@@ -63,6 +64,8 @@ class VerifierHandle:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
+            # When a client leaves, Serve cancels all calls of its request, at times before it cancels us.
+            await asyncio.sleep(LEAVE_S)
             raise ConnectionError("the call was cancelled, and not from here") from None
         finally:
             runs.cancel()  # type: ignore[no-untyped-call]  # leaving the loop alone would let the verifier run to the end
@@ -132,7 +135,8 @@ class Ingress:
         self._verifier = VerifierHandle(verifier, may_sleep=settings.verifier_replicas == 0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        from deployments.api import Service, create_app
+        from deployments.api import create_app
+        from deployments.service import Service
 
         model = self._model
         limits = Limits(model.engine.max_model_len, model.config.vocab_size, frozenset(model.config.eos_token_ids))

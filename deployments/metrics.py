@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-CLIENT_GONE = "499"  # nginx's status for a client that left before the end
 BROKEN = "broken"  # the stream had begun with 200 and ended with an error event
 
 

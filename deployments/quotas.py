@@ -79,7 +79,11 @@ class Window:
         self._log: deque[tuple[float, int]] = deque()
         self._total = 0
 
+    def __len__(self) -> int:
+        return len(self._log)
+
     def add(self, amount: int) -> None:
+        self._forget()  # whoever adds may never ask
         self._log.append((self._clock(), amount))
         self._total += amount
 
@@ -142,13 +146,16 @@ class RoomMeter:
     """A limit at any time. How soon there is room again, the rate tells at which requests have ended.
 
     Those who were told to wait are taken to come back: whoever is refused after them is told to wait for one more end.
+
+    Attributes:
+        ended: requests that have ended.
     """
 
     def __init__(self, part: Part, clock: Clock) -> None:
         self.part = part
         self.used = 0
         self._clock = clock
-        self._ended = Window(clock)
+        self.ended = Window(clock)
         self._promised: deque[float] = deque()  # when those who wait were told to come back
 
     @property
@@ -160,11 +167,11 @@ class RoomMeter:
 
     def leave(self) -> None:
         self.used -= 1
-        self._ended.add(1)
+        self.ended.add(1)
 
     def wait_s(self) -> float:
         """Seconds until there will probably be room, if there is none."""
-        rate, now = self._ended.rate(), self._clock()
+        rate, now = self.ended.rate(), self._clock()
         if not rate:
             return UNKNOWN_WAIT_S
         while self._promised and self._promised[0] <= now:

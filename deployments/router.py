@@ -50,7 +50,6 @@ class Generation:
     ignore_eos: bool
     sampling: SamplingParams
     has_seed: bool  # without one, the router draws one at admission
-    draft: DraftLimits | None = None  # None: the engine's
     salt: bytes = b""  # requests share cached prefixes with equal salts only
 
 
@@ -84,16 +83,19 @@ class Router:
         patience: Patience | None = None,
         fingerprint: str = "",
     ) -> None:
-        self._text, self._limits = text, limits
+        self.limits = limits
+        self._text = text
         self._replays = Replays(verifier, metrics or RequestMetrics(), patience or Patience(), fingerprint)
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
+    async def generate(self, generation: Generation, request: Request) -> AsyncGenerator[Piece, None]:
         """Pieces of text until one has a finish. Closing the generator aborts the request.
 
+        Args:
+            request: that ``generation`` was admitted as.
+
         Raises:
-            ApiError: the request cannot be served, or was given up.
+            ApiError: the request was given up.
         """
-        request = self.admit(generation)
         stops = self._text.stop_strings(generation.stop)
         text = _TextOf(self._text.detokenizer(continues=generation.continues), stops, bool(generation.stop))
         async with aclosing(self._replays.generate(request)) as runs:
@@ -119,8 +121,9 @@ class Router:
             ApiError: 400, when the model's limits do not allow it.
             BadRequest: a sampling parameter out of its range.
         """
+        max_tokens = self._budget(generation)
         self._check_ids(generation)
-        eos = frozenset[int]() if generation.ignore_eos else self._limits.eos_token_ids
+        eos = frozenset[int]() if generation.ignore_eos else self.limits.eos_token_ids
         sampling = generation.sampling
         if not generation.has_seed:
             sampling = replace(sampling, seed=secrets.randbits(63))
@@ -128,14 +131,13 @@ class Router:
             id=uuid.uuid4().hex,
             prompt_ids=generation.prompt_ids,
             sampling=sampling,
-            max_tokens=self._budget(generation),
+            max_tokens=max_tokens,
             stop_ids=eos | frozenset(generation.stop_token_ids),
-            limits=generation.draft,
             salt=generation.salt,
         )
 
     def _check_ids(self, generation: Generation) -> None:
-        vocab_size, field = self._limits.vocab_size, generation.prompt_field
+        vocab_size, field = self.limits.vocab_size, generation.prompt_field
         if not generation.prompt_ids:
             raise refused(field, f"'{field}' must hold at least one token.")
         for name, ids in ((field, generation.prompt_ids), ("stop_token_ids", generation.stop_token_ids)):
@@ -144,7 +146,7 @@ class Router:
 
     def _budget(self, generation: Generation) -> int:
         """How many tokens the request may have; asking for more than there is room for is a mistake, as at OpenAI."""
-        limit, used, field = self._limits.max_model_len, len(generation.prompt_ids), generation.prompt_field
+        limit, used, field = self.limits.max_model_len, len(generation.prompt_ids), generation.prompt_field
         room = limit - used
         if room < 1:
             raise refused(

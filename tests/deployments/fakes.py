@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from deployments.admission import Admission
 from deployments.aggregator import Aggregator
 from deployments.agreement import Aggregate, Agreement, AtHand
-from deployments.api import Service
 from deployments.fleet import Placement
 from deployments.keys import KeyRing
 from deployments.router import Limits, Router
+from deployments.service import Service
 from deployments.speculation import DraftGuide
 from drafter.base import DraftLimits
 from workers.costs import Prices

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import MutableMapping
+import threading
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments import service as service_module
 from deployments.api import create_app
+from deployments.keys import ApiKey, KeyLimits, KeyRing
 from drafter.base import DraftLimits
 from tests.deployments.fakes import (
     DRAFT,
@@ -230,6 +233,90 @@ async def test_errors_have_openais_shape(
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["param"], error["code"]) == (param, code)
     assert error["type"] == "invalid_request_error"
+
+
+async def test_a_body_larger_than_any_answerable_one_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 50 MB took two gigabytes, and all streams of the ingress stood still for a minute and a half."""
+    monkeypatch.setattr(service_module, "OTHER_BYTES", 1000)
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 50_000
+            yield b"x" * 50_000
+
+    async with client() as http:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            read = 0
+            answer = await http.post(path, content=endless())
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+            assert read == 300_000
+        longest = await http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * (MAX_MODEL_LEN - 16)})
+        assert longest.status_code == 200
+        found = await scraped(http)
+    assert found["draftree_requests_total", "completions", "413"] == 1
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held its place at the ingress for as long as the client liked."""
+    monkeypatch.setattr(service_module, "BODY_S", 0.01)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with client() as http:
+        answer = await http.post("/v1/completions", content=never())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "body_timeout")
+
+
+async def test_a_client_that_leaves_in_its_body_is_counted_and_no_fault() -> None:
+    """Each left a traceback of a hundred lines in the log, and was counted nowhere."""
+    app = create_app(service(ScriptedVerifier()))
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: MutableMapping[str, Any]) -> None: ...
+
+    await app(scope, receive, send)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        found = await scraped(http)
+    assert found["draftree_requests_total", "completions", "499"] == 1
+
+
+async def test_other_requests_go_on_while_a_long_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of prompt took a second, in which all streams stood still."""
+    may_go_on = threading.Event()
+
+    def encode(text: Text, prompt: str) -> list[int]:
+        assert len(prompt) < 100 or may_go_on.wait(20)
+        return [1] * min(len(prompt), 100)
+
+    monkeypatch.setattr(Text, "encode", encode)
+    async with client() as http:
+        long = asyncio.create_task(http.post("/v1/completions", json=COMPLETION | {"prompt": "x" * 100_000}))
+        await asyncio.sleep(0.01)
+        assert (await http.post("/v1/completions", json=COMPLETION)).status_code == 200
+        assert not long.done()
+        may_go_on.set()
+        assert (await long).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x" * 3000}, {"speculation": {"max_draft": 99}}, {"prompt": [99999]}])
+async def test_what_cannot_be_served_counts_against_no_limit(body: dict[str, Any]) -> None:
+    """A prompt that was too long for the model used up all the tokens of its key's next minute."""
+    verifier = ScriptedVerifier()
+    ring = KeyRing({"sk-0123456789abcdef": ApiKey("a", KeyLimits(requests_per_minute=1, tokens_per_minute=1000))})
+    app = create_app(service(verifier, ring))
+    headers = {"Authorization": "Bearer sk-0123456789abcdef"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", headers=headers) as http:
+        statuses = [
+            (await http.post("/v1/completions", json=COMPLETION | fields)).status_code for fields in (body, body, {})
+        ]
+    assert statuses == [400, 400, 200]
 
 
 async def test_bad_json_is_400() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from deployments.fleet import Fleet, Placement, Report
 from deployments.ingress import ASLEEP, VerifierHandle, is_asleep
 from deployments.verifier import ReplicaLost
 from tests.deployments.fakes import IDLE, busy_stats
+from verifier.sampling import SamplingParams
+from workers.sequence import Progress, Request
 from workers.stats import EngineStats
 
 
@@ -79,6 +82,45 @@ async def test_figures_are_those_of_all_verifiers_that_answer() -> None:
     """They were one's, another one's each time; and one that is frozen made the whole service look ill."""
     handle: Any = Handle(a=busy_stats(), b=busy_stats(), c=None)
     assert (await VerifierHandle(handle).stats()).counters.steps == 2 * busy_stats().counters.steps
+
+
+class Cancelled:
+    """What a Serve handle gives for a call that streams, and that Serve has cancelled."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __aiter__(self) -> Cancelled:
+        return self
+
+    async def __anext__(self) -> Progress:
+        raise asyncio.CancelledError
+
+    def cancel(self) -> None: ...
+
+
+async def generated(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+    monkeypatch.setattr(Handle, "remote", Cancelled)
+    handle: Any = Handle(a=IDLE)
+    request = Request("", (1,), SamplingParams(), 1)
+    return [run async for run in VerifierHandle(handle).generate(request, Placement())]
+
+
+async def test_a_call_that_is_cancelled_because_the_client_left_is_no_lost_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve cancelled the call at times before the ingress: that took its verifier for lost, counted a replay and began
+    another attempt."""
+    task = asyncio.create_task(generated(monkeypatch))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_call_that_is_cancelled_otherwise_is_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ingress.LEAVE_S", 0.01)
+    with pytest.raises(ConnectionError):
+        await generated(monkeypatch)
 
 
 async def test_all_verifiers_are_asked_though_one_http_request_wants_to_know() -> None:

@@ -12,7 +12,7 @@ from deployments.admission import SERVICE, Admission, Ticket
 from deployments.aggregator import GONE_S, LISTEN_S, Aggregator, Report
 from deployments.errors import ApiError
 from deployments.keys import ANYBODY, ApiKey, KeyLimits
-from deployments.quotas import MINUTE_S, QuotaId, Window
+from deployments.quotas import MINUTE_S, Part, QuotaId, RoomMeter, Window
 from workers.measuring.clockwork import ManualClock
 
 PER_MINUTE = ApiKey("a", KeyLimits(requests_per_minute=6))
@@ -78,6 +78,17 @@ def test_a_minute_slides() -> None:
     assert window.total == 4
     clock.now = 1000
     assert window.total == 0
+
+
+def test_a_window_keeps_no_more_than_a_minute_of_what_nobody_asks_for() -> None:
+    """A service that was never full kept the end of every request it had ever served."""
+    clock = ManualClock()
+    meter = RoomMeter(Part(10, 10, 0), clock)
+    for _ in range(1000):
+        clock.now += 1
+        meter.enter()
+        meter.leave()
+    assert len(meter.ended) == MINUTE_S
 
 
 def test_a_rate_neither_drifts_nor_bursts_over_its_limit() -> None:

@@ -35,7 +35,8 @@ def router(fleet: ScriptedFleet, metrics: RequestMetrics | None = None) -> Route
 
 
 async def pieces(fleet: ScriptedFleet, wanted: Generation, metrics: RequestMetrics | None = None) -> list[Piece]:
-    return [piece async for piece in router(fleet, metrics).generate(wanted)]
+    asked = router(fleet, metrics)
+    return [piece async for piece in asked.generate(wanted, asked.admit(wanted))]
 
 
 def end_of(found: list[Piece]) -> tuple[str, str | None, object]:
@@ -180,7 +181,7 @@ async def test_without_a_replica_a_request_ends_in_words() -> None:
     fleet = ScriptedFleet(IDS, names="")
     lists = Router(fleet, TEXT, Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END})), None, Patience(replica_s=0.05))
     with pytest.raises(ApiError, match="No replica") as caught:
-        await anext(lists.generate(generation()))
+        await anext(lists.generate(generation(), lists.admit(generation())))
     assert caught.value.status == 503
 
 
@@ -216,7 +217,8 @@ async def test_what_guessing_took_is_that_of_all_attempts() -> None:
 
 async def test_leaving_aborts_the_attempt_of_the_moment() -> None:
     fleet = ScriptedFleet(IDS, faults("dies", 2))
-    async with aclosing(router(fleet).generate(generation())) as found:
+    asked = router(fleet)
+    async with aclosing(asked.generate(generation(), asked.admit(generation()))) as found:
         for _ in range(4):
             await anext(found)
     assert fleet.aborted == [request.id for _, request in fleet.attempts]

@@ -41,7 +41,8 @@ def router(verifier: ScriptedVerifier) -> Router:
 
 
 async def pieces(verifier: ScriptedVerifier, wanted: Generation) -> list[Piece]:
-    return [piece async for piece in router(verifier).generate(wanted)]
+    asked = router(verifier)
+    return [piece async for piece in asked.generate(wanted, asked.admit(wanted))]
 
 
 def joined(pieces: list[Piece]) -> str:
@@ -134,7 +135,8 @@ async def test_a_budget_that_cuts_a_character_gives_a_replacement_character() ->
 
 async def test_leaving_aborts() -> None:
     verifier = ScriptedVerifier(says("one", "two", "three"))
-    async with aclosing(router(verifier).generate(generation())) as generated:
+    asked = router(verifier)
+    async with aclosing(asked.generate(generation(), asked.admit(generation()))) as generated:
         await anext(generated)
     assert verifier.aborted == [verifier.requests[0].id]
 
