@@ -58,6 +58,7 @@ class FakeVerifier:
         self.plans: list[StepPlan] = []
         self.page_copies: list[tuple[int, int]] = []
         self.closed = False
+        self._features: dict[str, FakeFeatures] = {}
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
 
     def forward(self, plan: StepPlan) -> StepOutput:
@@ -73,15 +74,17 @@ class FakeVerifier:
         assert len(set(targets)) == len(targets) == len(sources)
         for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
             self.slots[target] = state
+        for features in self._features.values():
+            features.move(sources, targets)
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
-        return FakeFeatures(self)
+        return self._features.setdefault(fusion.key, FakeFeatures())
 
     def drop_features(self, fusion: Fusion) -> None:
-        pass
+        del self._features[fusion.key]
 
     def close(self) -> None:
         self.closed = True
@@ -92,17 +95,21 @@ class FakeVerifier:
         for node, token in enumerate(segment.tree.tokens):
             path = [states[ancestor] for ancestor in segment.tree.paths[node][:-1]]
             states.append(_state(token, segment.start + segment.tree.depths[node], (*context, *path)))
-            self.slots[self._slot(segment, segment.start + node)] = states[-1]
+            slot = self._slot(segment, segment.start + node)
+            self.slots[slot] = states[-1]
+            for features in self._features.values():
+                features.rows[slot] = states[-1]
         scored = [_logits(state) for state in states[segment.scored_from :]]
         return torch.stack(scored) if scored else torch.empty(0, VOCAB_SIZE)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.page_copies += pairs
         size = self.page_size
-        pages = {target: self.slots[source * size : (source + 1) * size] for source, target in pairs}
-        assert len(pages) == len(pairs), "a page is copied over twice"
-        for target, states in pages.items():
-            self.slots[target * size : (target + 1) * size] = states
+        assert len({target for _, target in pairs}) == len(pairs), "a page is copied over twice"
+        sources, targets = (
+            [page * size + offset for page in pages for offset in range(size)] for pages in zip(*pairs, strict=True)
+        )
+        self.move(sources, targets)
 
     def _new_slots(self, segment: Segment) -> Iterator[int]:
         return (self._slot(segment, segment.start + node) for node in range(len(segment.tree)))
@@ -112,13 +119,16 @@ class FakeVerifier:
 
 
 class FakeFeatures:
-    """A slot's feature is its state: it tells the whole path that leads there."""
+    """A slot's feature is its state: it tells the whole path that leads there. What was computed before has none."""
 
-    def __init__(self, verifier: FakeVerifier) -> None:
-        self._verifier = verifier
+    def __init__(self) -> None:
+        self.rows: dict[int, int | None] = {}
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.rows |= dict(zip(targets, [self.rows.get(source) for source in sources], strict=True))
 
     def read(self, slots: Sequence[int]) -> torch.Tensor:
-        return torch.tensor([[self._verifier.slots[slot]] for slot in slots], dtype=torch.int64)
+        return torch.tensor([[self.rows[slot]] for slot in slots], dtype=torch.int64).reshape(-1, 1)
 
 
 @lru_cache(maxsize=4096)

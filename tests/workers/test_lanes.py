@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
 
-from drafter.base import DraftLimits
+from drafter.base import DraftLimits, DraftRequest, InstantDraft
+from drafter.scored import ScoredTree
 from drafter.scripted import FixedIds
-from tests.fakes import FakeVerifier, RecordingDrafter, plain_decoding
+from tests.fakes import FakeVerifier, RecordingDrafter, chain, plain_decoding
 from tests.workers.worlds import (
     DraftPrice,
     Price,
@@ -20,6 +22,7 @@ from tests.workers.worlds import (
     staircase,
 )
 from verifier.batch import StepPlan
+from verifier.features import Fusion
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
@@ -235,6 +238,58 @@ def test_another_drafter_takes_over_between_two_steps() -> None:
     assert second.batches
     assert engine.stats().drafter_failures == 0
     assert not first.open_sessions | second.open_sessions
+
+
+class Reader(InstantDraft):
+    """Reads the features of the whole text, as a head does whose session was lost."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.fusion = Fusion(key, (0,), 1)
+        self.num_read = 0
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        if request.features is None:
+            return ScoredTree.root(request.ids[-1])
+        self.num_read += len(request.features(0, len(request.ids) - 1))
+        return chain(request.ids[-1], 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_meanwhile_texts_are_right_and_features_there(seed: int) -> None:
+    """Requests come and go, pages run out, passes fail and drafters are exchanged while trees grow."""
+    random = Random(seed)
+    engine, verifier, _ = make_engine(48, 1, prefix_cache=True)
+    readers: list[Reader] = []
+    heard: dict[str, list[Progress]] = {}
+
+    def fail_once(plan: StepPlan) -> None:
+        if len(plan.segments) > 1:  # one that fails alone would end its sequence
+            verifier.on_forward = lambda plan: None
+            raise RuntimeError("once")
+
+    for number in range(80):
+        if number % 4 == 0:
+            name = number // 4
+            events = heard[str(name)] = []
+            engine.submit(Request(str(name), (1, 2, 3, name), SamplingParams(seed=name), 20), events.append)
+        if engine.inbox.live and random.random() < 0.05:
+            engine.abort(random.choice(engine.inbox.live).request.id)
+        if random.random() < 0.1:
+            readers.append(Reader(random.choice(("one", "other"))))
+            engine.exchange_drafter(readers[-1])
+        if random.random() < 0.05:
+            verifier.on_forward = fail_once
+        engine.step()
+        engine.check_integrity()
+    verifier.on_forward = lambda plan: None
+    while engine.step():
+        engine.check_integrity()
+    check_texts(heard)
+    stats = engine.stats()
+    assert stats.drafter_failures == 0
+    assert min(stats.counters.preemptions, stats.counters.overlapped_steps) > 0
+    assert sum(reader.num_read for reader in readers) > 0
 
 
 def test_stopping_ends_both_lanes() -> None:
