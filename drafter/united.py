@@ -101,10 +101,14 @@ class UnitedDraft:
                     union.add(name, trees[request.sequence])
             if len(union.nodes) > 1:
                 united[request.sequence] = self._judge(union, request)
+        for sequence in question.ended:  # nothing more will be written that could tell which guesses were right
+            self._memories.pop(sequence, None)
         return united
 
     def close(self, sequence: int) -> None:
         self._memories.pop(sequence, None)
+        for question in self._asked.values():
+            question.ended.add(sequence)
         for source in self._sources.values():
             source.close(sequence)
 
@@ -121,6 +125,7 @@ class UnitedDraft:
 class _Question:
     batch: tuple[DraftRequest, ...]
     tickets: Mapping[str, Ticket | None]  # by drafter
+    ended: set[int] = field(default_factory=set)  # sequences, since it was asked
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ or a reused prefix that is not one changes what it says, as it would change what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,39 +16,17 @@ import torch
 from drafter.base import Drafter, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.batch import Segment, StepPlan
-from verifier.config import ModelConfig
 from verifier.features import Fusion
 from verifier.sampling import SamplingParams, draw
 from verifier.tree import TokenTree
 from verifier.verifier import StepOutput
+from workers.measuring.clockwork import MODEL
 
 VOCAB_SIZE = 23
 _NUM_STATES = 4099
 _LOGITS = torch.randn(_NUM_STATES, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
-FAKE_MODEL = ModelConfig(
-    architecture="llama",
-    vocab_size=VOCAB_SIZE,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    max_positions=4096,
-    rope_theta=1e4,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    layer_windows=(None,),
-    eos_token_ids=(1,),
-    bos_token_id=None,
-    dtype="float32",
-)
+FAKE_MODEL = replace(MODEL, vocab_size=VOCAB_SIZE, max_positions=4096, eos_token_ids=(1,))
 
 
 def _state(token: int, position: int, earlier: Sequence[int]) -> int:
@@ -79,6 +58,7 @@ class FakeVerifier:
         self.plans: list[StepPlan] = []
         self.page_copies: list[tuple[int, int]] = []
         self.closed = False
+        self._features: dict[str, FakeFeatures] = {}
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
 
     def forward(self, plan: StepPlan) -> StepOutput:
@@ -94,15 +74,17 @@ class FakeVerifier:
         assert len(set(targets)) == len(targets) == len(sources)
         for target, state in zip(targets, [self.slots[source] for source in sources], strict=True):
             self.slots[target] = state
+        for features in self._features.values():
+            features.move(sources, targets)
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
-        return FakeFeatures(self)
+        return self._features.setdefault(fusion.key, FakeFeatures())
 
     def drop_features(self, fusion: Fusion) -> None:
-        pass
+        del self._features[fusion.key]
 
     def close(self) -> None:
         self.closed = True
@@ -113,17 +95,21 @@ class FakeVerifier:
         for node, token in enumerate(segment.tree.tokens):
             path = [states[ancestor] for ancestor in segment.tree.paths[node][:-1]]
             states.append(_state(token, segment.start + segment.tree.depths[node], (*context, *path)))
-            self.slots[self._slot(segment, segment.start + node)] = states[-1]
+            slot = self._slot(segment, segment.start + node)
+            self.slots[slot] = states[-1]
+            for features in self._features.values():
+                features.rows[slot] = states[-1]
         scored = [_logits(state) for state in states[segment.scored_from :]]
         return torch.stack(scored) if scored else torch.empty(0, VOCAB_SIZE)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.page_copies += pairs
         size = self.page_size
-        pages = {target: self.slots[source * size : (source + 1) * size] for source, target in pairs}
-        assert len(pages) == len(pairs), "a page is copied over twice"
-        for target, states in pages.items():
-            self.slots[target * size : (target + 1) * size] = states
+        assert len({target for _, target in pairs}) == len(pairs), "a page is copied over twice"
+        sources, targets = (
+            [page * size + offset for page in pages for offset in range(size)] for pages in zip(*pairs, strict=True)
+        )
+        self.move(sources, targets)
 
     def _new_slots(self, segment: Segment) -> Iterator[int]:
         return (self._slot(segment, segment.start + node) for node in range(len(segment.tree)))
@@ -133,13 +119,16 @@ class FakeVerifier:
 
 
 class FakeFeatures:
-    """A slot's feature is its state: it tells the whole path that leads there."""
+    """A slot's feature is its state: it tells the whole path that leads there. What was computed before has none."""
 
-    def __init__(self, verifier: FakeVerifier) -> None:
-        self._verifier = verifier
+    def __init__(self) -> None:
+        self.rows: dict[int, int | None] = {}
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.rows |= dict(zip(targets, [self.rows.get(source) for source in sources], strict=True))
 
     def read(self, slots: Sequence[int]) -> torch.Tensor:
-        return torch.tensor([[self._verifier.slots[slot]] for slot in slots], dtype=torch.int64)
+        return torch.tensor([[self.rows[slot]] for slot in slots], dtype=torch.int64).reshape(-1, 1)
 
 
 @lru_cache(maxsize=4096)

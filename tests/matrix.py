@@ -56,8 +56,13 @@ class Case:
 
     @property
     def lanes(self) -> int:
-        """Likewise."""
-        return 2 if (self.page_size in (1, 4)) == self.prefix_cache else 1
+        """Likewise: with any values of any three factors come one lane and two."""
+        return 1 + ((self.page_size in (1, 4)) ^ self.bushy ^ self.prefix_cache ^ self.tight)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether trees grow for some while others are verified."""
+        return self.lanes > 1 and self.batch > 1
 
     @property
     def limits(self) -> DraftLimits:
@@ -69,19 +74,29 @@ def full() -> list[Case]:
 
 
 def pairwise() -> list[Case]:
-    """Few cases in which any two values of any two factors meet."""
+    """Few cases in which any two values of any two factors meet.
+
+    So do two lanes and every drafter, and two lanes that draft and every way to have and to lose pages.
+    """
     cases = full()
     Random(0).shuffle(cases)
-    open_pairs = {pair for case in cases for pair in _pairs(case)}
+    missing = set().union(*map(_meetings, cases))
     chosen = []
-    while open_pairs:
-        chosen.append(max(cases, key=lambda case: len(open_pairs & _pairs(case))))
-        open_pairs -= _pairs(chosen[-1])
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(missing & _meetings(case))))
+        missing -= _meetings(chosen[-1])
     return chosen
 
 
-def _pairs(case: Case) -> set[tuple[tuple[str, Any], ...]]:
-    return set(combinations(vars(case).items(), 2))
+def _meetings(case: Case) -> set[tuple[Any, ...]]:
+    """What the case is one of the cases for."""
+    factors = vars(case) | {"adaptive": case.adaptive, "lanes": case.lanes}
+    meetings: set[tuple[Any, ...]] = set(combinations(factors.items(), 2))
+    if case.overlaps:
+        meetings.add(("overlaps", case.drafter))
+        if case.drafter != "none" and not case.adaptive:
+            meetings.add(("overlaps", case.page_size == 1, case.prefix_cache, case.tight))
+    return meetings
 
 
 def make_requests(case: Case, vocab_size: int) -> list[Request]:
@@ -162,7 +177,7 @@ def check(
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
     assert not drafter.open_sessions, "a draft session was not closed"
     assert drafter.most_outstanding <= case.lanes
-    if case.lanes > 1 and case.batch > 1 and case.drafter != "none" and not case.adaptive:
+    if case.overlaps and case.drafter != "none" and not case.adaptive:
         assert stats.counters.overlapped_steps > 0
     assert (stats.counters.preemptions > 0) == (case.tight and case.batch > 1)
     assert (stats.counters.cached_tokens > 0) == case.prefix_cache

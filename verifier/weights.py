@@ -1,4 +1,4 @@
-"""A model's weights, tensor by tensor, from wherever they lie: a folder of safetensors, a GGUF file, a hub.
+"""A model's weights, tensor by tensor, from wherever they lie: a folder of safetensors or a GGUF file.
 
 Knows files and names; checks all names and shapes before the first byte of a weight is read. Knows nothing of layers.
 Tensors stay on disk, mapped into memory, until they are asked for, so a model is never held twice. torch is imported
@@ -30,8 +30,6 @@ SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
 UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight|medusa_head\..+")
 EMBEDDING = "model.embed_tokens.weight"
 SAMPLE_BYTES = 4096
-HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class TensorFiles(Protocol):
@@ -236,41 +234,6 @@ class GGUFTensors:
 
     def sample(self, name: str) -> bytes:
         return self._file.sample(name, SAMPLE_BYTES)
-
-
-def resolve_model(name: str) -> Path:
-    """The folder or GGUF file of a model, given its path or its id on the Hugging Face hub (downloaded if need be).
-
-    Raises:
-        ModelNotFound: no such path, and no such model on the hub, or no way to reach it.
-    """
-    path = Path(name).expanduser()
-    if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
-        return path
-    if path.exists():
-        raise ModelNotFound(f"{name} is neither a folder with a config.json nor a GGUF file.")
-    if path.suffix == ".gguf" or not HUB_ID.fullmatch(name):
-        raise ModelNotFound(f"There is no folder or GGUF file {name}.")
-    return _from_hub(name)
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        # Subfolders hold the same weights in other formats.
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns="*/*"))
-    except GatedRepoError as error:
-        why = "its authors ask you to accept a licence on the hub first, and to set HF_TOKEN"
-        raise ModelNotFound(f"{name} may not be downloaded: {why}.") from error
-    except RepositoryNotFoundError as error:
-        raise ModelNotFound(f"There is no folder {name}, and no such model on the Hugging Face hub.") from error
-    except LocalEntryNotFoundError as error:
-        raise ModelNotFound(f"There is no folder {name}, and the Hugging Face hub cannot be reached.") from error
-    except OSError as error:
-        said = str(error).splitlines() or [type(error).__name__]
-        raise ModelNotFound(f"{name} could not be downloaded from the Hugging Face hub: {said[0]}") from error
 
 
 def _files_by_tensor(folder: Path, file: str) -> dict[str, Path]:

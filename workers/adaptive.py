@@ -62,6 +62,7 @@ class _Form:
     drafting: float  # seconds
 
 
+_Forms = dict[_Form, dict[int, int]]  # and for each, how deep which sequences draft then
 _Prospect = tuple[int, Sequence[float]]  # a sequence, and the tokens to expect of trees of depth 0, 1, …
 
 
@@ -194,15 +195,15 @@ class AdaptivePolicy:
             (request.sequence, self._of(request.sequence).hazards.expected(request.limits.max_draft))
             for request in requests
         ]
-        self._weigh_lanes(prospects, load)
         forms = self._forms(prospects, load)
+        self._weigh_lanes(prospects, forms, load)
         return forms[self._best(list(forms), load)]
 
-    def _forms(self, prospects: Sequence[_Prospect], load: Load) -> dict[_Form, dict[int, int]]:
-        """What the step could be, and for each form how deep which sequences draft then."""
+    def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
+        """What the step could be."""
         entering = {sequence: self._entering(sequence) for sequence, _ in prospects}
         token_s = self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
-        forms: dict[_Form, dict[int, int]] = {_Form(0.0, 0, 0.0): {}}
+        forms: _Forms = {_Form(0.0, 0, 0.0): {}}
         for depth in range(1, max((len(tokens) for _, tokens in prospects), default=0)):
             gains = sorted(
                 ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in prospects),
@@ -217,24 +218,31 @@ class AdaptivePolicy:
                 forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
         return forms
 
-    def _weigh_lanes(self, prospects: Sequence[_Prospect], load: Load) -> None:
-        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
+    def _weigh_lanes(self, prospects: Sequence[_Prospect], forms: _Forms, load: Load) -> None:
+        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike.
+
+        Args:
+            forms: that this step could take.
+        """
         decoding, context = load.decoding * load.lanes, load.context
         if not self._choice.open or not self.costs.verifying(1, 0):
+            return
+        if load.lanes > 1 and not decoding:  # whoever decodes is in the other lane for once
             return
         if decoding < 2:
             self._choice.weigh(1.0, 0.0)
             return
         half = -(-decoding // 2)
-        everybody, one_half = [*prospects, *prospects], prospects
+        whole = Load(decoding, decoding, decoding * context, context, 1)
+        part = Load(half, half, half * context, context, 2)
         if load.lanes == 1:
-            everybody, one_half = [*prospects], prospects[::2]
-        one = self._best_rate(everybody, Load(decoding, decoding, decoding * context, context, 1))
-        two = self._best_rate(one_half, Load(half, half, half * context, context, 2))
-        self._choice.weigh(one, two * decoding / (2 * half))
+            of_whole, of_part = forms, self._forms(prospects[::2], part)
+        else:
+            of_whole, of_part = self._forms([*prospects, *prospects], whole), forms
+        self._choice.weigh(self._best_rate(of_whole, whole), self._best_rate(of_part, part) * decoding / (2 * half))
 
-    def _best_rate(self, prospects: Sequence[_Prospect], load: Load) -> float:
-        return max(self._rate(form, load) for form in self._allowed(list(self._forms(prospects, load)), load))
+    def _best_rate(self, forms: _Forms, load: Load) -> float:
+        return max(self._rate(form, load) for form in self._allowed(list(forms), load))
 
     def _entering(self, sequence: int) -> float:
         """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come.

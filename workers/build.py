@@ -19,7 +19,8 @@ from drafter.options import DraftOptions
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
 from verifier.errors import BadSetting
-from verifier.weights import Checkpoint, resolve_model
+from verifier.hub import resolve_model
+from verifier.weights import Checkpoint
 from workers.config import Acceptance, EngineConfig
 from workers.machine import available_memory, check_memory
 from workers.remote.placement import Elsewhere, plan_remote, remote_part

@@ -93,6 +93,8 @@ class Costs:
         if not depth or not batch:
             return 0.0
         size = _power_of_two(batch)
+        if size in self._drafting:
+            return self._drafting_load * self._measured(depth, size)
         smaller = max((known for known in self._drafting if known <= size), default=size)
         larger = min((known for known in self._drafting if known >= size), default=size)
         return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from verifier.config import ModelConfig
 from verifier.default_model import Progress, default_model_path
-from verifier.weights import Checkpoint, resolve_model
+from verifier.hub import resolve_model
+from verifier.weights import Checkpoint
 
 
 def locate(name: str, progress: Progress = lambda line: None) -> Path:

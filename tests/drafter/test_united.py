@@ -263,6 +263,15 @@ def test_an_end_is_told_to_all() -> None:
     assert not drafter._memories
 
 
+def test_a_sequence_that_ends_while_its_trees_grow_is_forgotten() -> None:
+    """Its tree was remembered when it came, after the end, until a thousand others had been asked about."""
+    drafter = unite(it=FixedIds([7, 8]))
+    ticket = drafter.start([request([5], LIMITS_3_2_6), request([5], LIMITS_3_2_6, sequence=2)])
+    drafter.close(1)
+    drafter.collect(ticket, 1.0)
+    assert list(drafter._memories) == [2]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(united, "MAX_SEQUENCES", 3)
     drafter = unite(it=FixedIds([7]))

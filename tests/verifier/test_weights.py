@@ -20,7 +20,7 @@ from tests.models import save_tiny_model
 from tests.verifier.gguf_files import write_gguf
 from verifier.config import ModelConfig
 from verifier.errors import CheckpointError, ModelNotFound
-from verifier.weights import Checkpoint, resolve_model
+from verifier.weights import Checkpoint
 
 State = dict[str, torch.Tensor]
 Change = Callable[[State], Any]
@@ -245,37 +245,3 @@ def test_gguf_fingerprints_tell_models_apart(llama: Path, tmp_path: Path) -> Non
     paths = [write_gguf(folder, tmp_path / f"{index}.gguf") for index, folder in enumerate((llama, llama, tuned))]
     fingerprints = [Checkpoint.open(path).fingerprint for path in paths]
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
-
-
-def test_models_are_found_by_path(llama: Path, tmp_path: Path) -> None:
-    assert resolve_model(str(llama)) == llama
-    gguf = write_gguf(llama, tmp_path / "m.gguf")
-    assert resolve_model(str(gguf)) == gguf
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("./no/such/folder", "There is no folder or GGUF file"),
-        ("no-such.gguf", "There is no folder or GGUF file"),
-        ("not a hub id", "There is no folder or GGUF file"),
-        (str(Path(__file__).parent), "neither a folder with a config.json nor a GGUF file"),
-        ("some-author/some-model", "There is no folder some-author/some-model, and the Hugging Face hub cannot be"),
-    ],
-)
-def test_a_model_that_is_nowhere(name: str, words: str) -> None:
-    with pytest.raises(ModelNotFound, match=words) as refusal:
-        resolve_model(name)
-    assert "\n" not in str(refusal.value)
-
-
-def test_hub_ids_are_fetched(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def snapshot_download(name: str, **choices: Any) -> str:
-        asked.append(name)
-        return str(llama)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert resolve_model("some-author/some-model") == llama
-    assert asked == ["some-author/some-model"]

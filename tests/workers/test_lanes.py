@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
 
-from drafter.base import DraftLimits
+from drafter.base import DraftLimits, DraftRequest, InstantDraft
+from drafter.scored import ScoredTree
 from drafter.scripted import FixedIds
-from tests.fakes import FakeVerifier, RecordingDrafter, plain_decoding
+from tests.fakes import FakeVerifier, RecordingDrafter, chain, plain_decoding
 from tests.workers.worlds import (
     DraftPrice,
     Price,
@@ -20,11 +22,11 @@ from tests.workers.worlds import (
     staircase,
 )
 from verifier.batch import StepPlan
+from verifier.features import Fusion
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.lanes import FIRST_REST, LaneChoice
-from workers.profile import profile
 from workers.sequence import Progress, Request
 
 LIMITS = DraftLimits(4, 2, 8)
@@ -32,21 +34,16 @@ SETTLED = 8  # steps in two lanes until it is known that one is faster
 
 
 def make_world(price: Price, drafting: DraftPrice, depth: int, max_lanes: int, *, adaptive: bool) -> World:
-    config = EngineConfig(
-        num_pages=1000,
-        page_size=8,
-        max_rows=96,
-        prefix_cache=False,
-        limits=DraftLimits(depth, 1, depth),
-        draft_deadline_s=1e9,
+    return World.measured(
+        price,
+        p=0.9,
+        drafting=drafting,
+        depth=depth,
         adaptive=adaptive,
+        elsewhere=True,
         max_stretch=100.0,
         max_lanes=max_lanes,
     )
-    world = World(price, p=0.9, drafting=drafting, config=config, elsewhere=True)
-    if adaptive:
-        profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
-    return world
 
 
 def bound(price: Price, drafting: DraftPrice, depth: int, count: int) -> float:
@@ -243,12 +240,84 @@ def test_another_drafter_takes_over_between_two_steps() -> None:
     assert not first.open_sessions | second.open_sessions
 
 
+class Reader(InstantDraft):
+    """Reads the features of the whole text, as a head does whose session was lost."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.fusion = Fusion(key, (0,), 1)
+        self.num_read = 0
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        if request.features is None:
+            return ScoredTree.root(request.ids[-1])
+        self.num_read += len(request.features(0, len(request.ids) - 1))
+        return chain(request.ids[-1], 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_meanwhile_texts_are_right_and_features_there(seed: int) -> None:
+    """Requests come and go, pages run out, passes fail and drafters are exchanged while trees grow."""
+    random = Random(seed)
+    engine, verifier, _ = make_engine(48, 1, prefix_cache=True)
+    readers: list[Reader] = []
+    heard: dict[str, list[Progress]] = {}
+
+    def fail_once(plan: StepPlan) -> None:
+        if len(plan.segments) > 1:  # one that fails alone would end its sequence
+            verifier.on_forward = lambda plan: None
+            raise RuntimeError("once")
+
+    for number in range(80):
+        if number % 4 == 0:
+            name = number // 4
+            events = heard[str(name)] = []
+            engine.submit(Request(str(name), (1, 2, 3, name), SamplingParams(seed=name), 20), events.append)
+        if engine.inbox.live and random.random() < 0.05:
+            engine.abort(random.choice(engine.inbox.live).request.id)
+        if random.random() < 0.1:
+            readers.append(Reader(random.choice(("one", "other"))))
+            engine.exchange_drafter(readers[-1])
+        if random.random() < 0.05:
+            verifier.on_forward = fail_once
+        engine.step()
+        engine.check_integrity()
+    verifier.on_forward = lambda plan: None
+    while engine.step():
+        engine.check_integrity()
+    check_texts(heard)
+    stats = engine.stats()
+    assert stats.drafter_failures == 0
+    assert min(stats.counters.preemptions, stats.counters.overlapped_steps) > 0
+    assert sum(reader.num_read for reader in readers) > 0
+
+
 def test_stopping_ends_both_lanes() -> None:
     engine, _, _ = make_engine()
     heard = submit(engine, 4)
     engine.stop()
     assert {events[-1].finish for events in heard.values()} == {"error"}
     engine.check_integrity()
+
+
+def test_a_lane_that_is_empty_for_a_moment_does_not_end_two() -> None:
+    """It was taken for all that there is to decode, so both went on without guesses until two were found again."""
+    world = make_world(half_bound, by_guess(0.001), 4, 2, adaptive=True)
+    engine = world.engine
+    world.tokens_per_s(8, 40)
+    for request in world.requests(8, 200):
+        engine.submit(request, lambda progress: None)
+    while not engine.under_way:
+        engine.step()
+    (step,) = engine.under_way
+    there = {turn.sequence.number for turn in step.turns}
+    for sequence in engine.inbox.live:
+        if sequence.number not in there:
+            engine.abort(sequence.request.id)
+    for _ in range(4):
+        engine.step()
+        assert engine.policy.lanes == 2
+    assert len(engine.scheduler.running) == 4
 
 
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────────

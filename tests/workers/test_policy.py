@@ -10,11 +10,9 @@ from tests.workers.worlds import Price, World, by_level, compute_bound, memory_b
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.adaptive import AdaptivePolicy
-from workers.config import EngineConfig
 from workers.costs import Costs
 from workers.hazards import Hazards
 from workers.policy import FixedPolicy, Load
-from workers.profile import profile
 
 ALONE = Load(decoding=1, rows=1, keys=0, context=0)
 
@@ -182,21 +180,9 @@ def make_world(
     price: Price, p: float, per_level: float, max_draft: int, *, adaptive: bool, known: bool = True
 ) -> World:
     """``known``: it has guessed before."""
-    config = EngineConfig(
-        num_pages=1600,
-        page_size=8,
-        max_rows=96,
-        prefix_cache=False,
-        limits=DraftLimits(max_draft, 1, max_draft),
-        draft_deadline_s=1e9,
-        adaptive=adaptive,
-    )
-    world = World(price, p=p, drafting=by_level(per_level), config=config)
-    if adaptive:
-        engine = world.engine
-        profile(engine.verifier, engine.pages, engine.costs, world.clock)
-        if known:
-            world.tokens_per_s(4, 40)  # it gets to know the drafter
+    world = World.measured(price, p=p, drafting=by_level(per_level), depth=max_draft, adaptive=adaptive)
+    if adaptive and known:
+        world.tokens_per_s(4, 40)  # it gets to know the drafter
     return world
 
 

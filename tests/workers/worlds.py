@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
-from drafter.base import DraftRequest, InstantDraft, Ticket
+from drafter.base import DraftLimits, DraftRequest, InstantDraft, Ticket
 from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
 from tests.fakes import VOCAB_SIZE, FakeVerifier, plain_decoding
@@ -14,6 +15,7 @@ from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.measuring.clockwork import ClockworkDraft, ManualClock
+from workers.profile import profile
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds
@@ -138,6 +140,38 @@ class World:
         began = self.clock()
         results = self.engine.run(requests)
         return sum(len(result.output_ids) for result in results) / (self.clock() - began)
+
+    @classmethod
+    def measured(
+        cls,
+        price: Price,
+        *,
+        p: float,
+        drafting: DraftPrice,
+        depth: int,
+        adaptive: bool,
+        elsewhere: bool = False,
+        **settings: Any,
+    ) -> World:
+        """One that guesses in chains and waits for them; an adaptive one knows what its passes take.
+
+        Args:
+            settings: more of the engine's.
+        """
+        config = EngineConfig(
+            num_pages=1600,
+            page_size=8,
+            max_rows=96,
+            prefix_cache=False,
+            limits=DraftLimits(depth, 1, depth),
+            draft_deadline_s=1e9,
+            adaptive=adaptive,
+            **settings,
+        )
+        world = cls(price, p=p, drafting=drafting, config=config, elsewhere=elsewhere)
+        if adaptive:
+            profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
+        return world
 
     def _truth(self, ids: Sequence[int]) -> Sequence[int]:
         return self.texts[tuple(ids[:3])][len(ids) :]

@@ -6,7 +6,7 @@ Knows pages, slots and trees. Knows nothing of heads, layers or models: one layo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -96,19 +96,6 @@ class RowLayout:
             path_offsets=tensor(path_offsets, torch.int32),
             pages=tensor(pages, torch.int32),
             paths=tensor(paths, torch.int32),
-        )
-
-    def select(self, rows: Sequence[int]) -> RowLayout:
-        """These rows alone; the keys and values of the others on their paths are in the cache already."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self.slots.device)
-        return replace(
-            self,
-            token_ids=self.token_ids[index],
-            positions=self.positions[index],
-            slots=self.slots[index],
-            starts=self.starts[index],
-            page_offsets=self.page_offsets[index],
-            path_offsets=self.path_offsets[index],
         )
 
     @property

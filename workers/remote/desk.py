@@ -119,16 +119,17 @@ class Desk:
         try:
             # First of all, since what takes long to read says nothing about what a level takes.
             ready = self.drafter.sessions.catch_up([(request, 0) for request in requests.values()])
+            batch = [request for number, request in requests.items() if number in ready]
             began = self._clock()
-            trees = self.drafter.propose_all([request for number, request in requests.items() if number in ready])
+            trees = self.drafter.propose_all(batch)
         except Exception:
             logger.exception("a draft failed")
             self.failures += 1
             self.texts.forget_numbers(requests)
             return {}
-        depth = max(request.limits.max_draft for request in requests.values())
-        measured = (self._clock() - began) / depth
-        self.level_s += (LEARNING_RATE if self.level_s else 1.0) * (measured - self.level_s)
+        if batch:
+            measured = (self._clock() - began) / max(request.limits.max_draft for request in batch)
+            self.level_s += (LEARNING_RATE if self.level_s else 1.0) * (measured - self.level_s)
         return trees
 
     def answer(self, question: Question, trees: Mapping[int, ScoredTree]) -> Answer:

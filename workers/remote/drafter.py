@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from drafter.base import DraftRequest, Ticket
+from drafter.base import CATCH_UP_ROWS, DraftRequest, Ticket
 from drafter.scored import ScoredTree
 from verifier.features import Fusion
 from workers.remote.channel import Finder
@@ -36,7 +36,6 @@ from workers.remote.messages import (
 from workers.stats import RemoteFigures
 
 CATCH_UP_BYTES = 2**22  # of features in one message; longer texts take several, without guesses meanwhile
-CATCH_UP_ROWS = 1024
 _CHECKED_TOKENS = 16
 
 
@@ -137,10 +136,6 @@ class RemoteDraft:
         session = self._sessions.pop(sequence, None)
         if session and session.sent and self._link.ready:
             self._link.send(Close([sequence]))
-
-    def disconnect(self) -> None:
-        """Ends it for good."""
-        self._link.drop("the verifier has ended")
 
     def _ask(self, ticket: Ticket, batch: Sequence[DraftRequest]) -> None:
         question = _Question(self._clock())

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from drafter import sessions
 from drafter.base import DraftRequest
 from drafter.options import DraftOptions
 from drafter.scored import ScoredTree
@@ -51,11 +52,21 @@ class Pair:
         assert self.wire.server is not None
         return self.wire.server
 
-    def connect(self, peer: str = "a") -> RemoteDraft:
-        drafter = self.world.remote(self.wire, self.bench.verifier, peer, DEADLINE_S, "fp32")
+    def connect(self, peer: str = "a", other: Pair | None = None) -> RemoteDraft:
+        """A verifier's end of the wire, with the network of this pair or of the ``other``."""
+        whose = other or self
+        drafter = whose.world.remote(self.wire, whose.bench.verifier, peer, DEADLINE_S, "fp32")
+        drafter._clock = drafter._link._clock = self.world.clock
         self.round(drafter, [])
         self.wire.run_until(self.world.clock.now + 0.01, peer)  # the welcome
         return drafter
+
+    def exchange(self, folder: Path) -> Pair:
+        """Lets the drafter take up another head, that of the pair that is returned."""
+        other = Pair(self.bench.target, SAVE["eagle3"](folder, seed=3))
+        drafter = other.world.network_draft(64, PAGE_SIZE)
+        self.server.take_up(drafter, other.world.terms_for(drafter))
+        return other
 
     def round(self, drafter: RemoteDraft, batch: list[DraftRequest]) -> Mapping[int, ScoredTree]:
         return drafter.collect(drafter.start(batch), DEADLINE_S)
@@ -450,14 +461,9 @@ def test_an_exchanged_network_answers_those_who_still_have_it(
 ) -> None:
     """Each verifier makes the features of its own head; the other head's would be guesses out of thin air."""
     monkeypatch.setattr(server, "RETIRE_S", 5.0)
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
     assert head.ask(10) == head.local(10)
-    drafter = other.world.network_draft(64, PAGE_SIZE)
-    head.server.take_up(drafter, other.world.terms_for(drafter))
-    later = other.world.remote(head.wire, other.bench.verifier, "b", DEADLINE_S, "fp32")
-    later._clock = later._link._clock = head.world.clock
-    other.round(later, [])
-    head.wire.run_until(head.world.clock.now + 0.01, "b")
+    other = head.exchange(tmp_path / "other")
+    later = head.connect("b", other)
     assert other.ask(12, later) == other.local(12)
     assert head.ask(12) == head.local(12)
     assert head.remote.figures.welcomes == later.figures.welcomes == 1
@@ -470,9 +476,8 @@ def test_an_exchanged_network_answers_those_who_still_have_it(
 
 
 def test_a_network_that_comes_back_is_welcome(head: Pair, tmp_path: Path) -> None:
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
-    drafter, first = other.world.network_draft(64, PAGE_SIZE), head.server.desk
-    head.server.take_up(drafter, other.world.terms_for(drafter))
+    first = head.server.desk
+    head.exchange(tmp_path / "other")
     head.server.take_up(head.world.network_draft(64, PAGE_SIZE), first.terms)
     assert head.server.desk is first
     assert head.ask(10) == head.local(10)
@@ -482,13 +487,8 @@ def test_a_question_for_the_last_network_is_not_answered_by_the_next(head: Pair,
     """It overtook the greeting, on another connection; its features would have been read by the wrong head."""
     assert head.ask(10)
     question = head.wire.sent[-1]
-    other = Pair(head.bench.target, SAVE["eagle3"](tmp_path / "other", seed=3))
-    drafter = other.world.network_draft(64, PAGE_SIZE)
-    head.server.take_up(drafter, other.world.terms_for(drafter))
-    later = other.world.remote(head.wire, other.bench.verifier, "a", DEADLINE_S, "fp32")
-    later._clock = later._link._clock = head.world.clock
-    other.round(later, [])
-    head.wire.run_until(head.world.clock.now + 0.01, "a")
+    other = head.exchange(tmp_path / "other")
+    later = head.connect("a", other)
     head.wire.post("a", question, up=True)
     assert other.ask(12, later) == other.local(12)
     assert len(head.server.desk.texts) == 1
@@ -509,6 +509,18 @@ def test_a_long_read_does_not_make_the_next_trees_smaller(head: Pair, monkeypatc
     monkeypatch.undo()
     assert head.ask(22) == head.local(22)
     assert head.remote.figures.busy == 0
+
+
+def test_where_nobody_was_ready_no_level_was_measured(target: Target, tmp_path: Path) -> None:
+    """Texts that are still being read were taken for trees that cost nothing, and the next trees came too late."""
+    pair = Pair(target, SAVE["model"](tmp_path / "model"))
+    assert pair.ask(10)
+    pair.server.desk.level_s = DEADLINE_S / 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "CATCH_UP_ROWS", 5)
+        assert pair.ask(20) is None
+    assert pair.server.desk.level_s == DEADLINE_S / 8
+    assert pair.ask(22) == pair.local(22)
 
 
 def test_a_crowded_drafter_is_left_for_another(head: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
