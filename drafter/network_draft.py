@@ -104,6 +104,7 @@ class NetworkDraft(InstantDraft):
         starts, page_offsets, path_offsets = torch.tensor(offsets, dtype=torch.int32).T.contiguous()
         return RowLayout(
             page_size=page_size,
+            longest=max(position for _, position, _ in rows) + 1,
             token_ids=token_ids,
             positions=positions,
             slots=slots,

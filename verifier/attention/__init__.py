@@ -15,7 +15,7 @@ from verifier.errors import BadSetting
 
 __all__ = ["BACKENDS", "Attention", "create_attention"]
 
-BACKENDS = ("auto", "reference", "cpu")
+BACKENDS = ("auto", "reference", "cpu", "triton")
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,28 @@ def create_attention(backend: str = "auto", device: torch.device | str = "cpu") 
         raise BadSetting("attention backend", backend, "one of " + ", ".join(BACKENDS))
     if backend == "reference":
         return reference.attend
+    kind = torch.device(device).type
     try:
-        if torch.device(device).type != "cpu":
+        if backend == "triton" or (backend == "auto" and kind == "cuda"):
+            return _triton(kind)
+        if kind != "cpu":
             raise KernelUnavailable(f"there is no kernel for {device}")
         return CpuAttention()
     except KernelUnavailable as reason:
-        if backend == "cpu":
+        if backend != "auto":
             raise BadSetting("attention backend", backend, f"auto or reference here, since {reason}") from reason
         logger.warning("Attention falls back on the slow plain-torch definition: %s.", reason)
         return reference.attend
+
+
+def _triton(kind: str) -> Attention:
+    """Imported only where it is wanted: it comes with torch's CUDA builds, and not for every system."""
+    try:
+        import triton
+    except ImportError as error:
+        raise KernelUnavailable("the package triton is not installed") from error
+    if kind != "cuda" and not (kind == "cpu" and triton.knobs.runtime.interpret):
+        raise KernelUnavailable(f"Triton's kernels are for cuda, and for cpu with TRITON_INTERPRET=1, not for {kind}")
+    from verifier.attention.triton import TritonAttention
+
+    return TritonAttention()

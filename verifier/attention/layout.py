@@ -30,6 +30,7 @@ class RowLayout:
     """
 
     page_size: int
+    longest: int  # the most keys that a row has
     token_ids: Tensor  # [R] int64
     positions: Tensor  # [R] int64, absolute
     slots: Tensor  # [R] int64, physical: where the row's own key and value are written before attention
@@ -88,6 +89,7 @@ class RowLayout:
 
         return cls(
             page_size=page_size,
+            longest=max(positions, default=-1) + 1,
             token_ids=tensor(token_ids, torch.int64),
             positions=tensor(positions, torch.int64),
             slots=tensor(slots, torch.int64),
