@@ -57,7 +57,7 @@ def _load(plan: DraftPlan, verifier: Verifier, *, tried: bool) -> Drafter:
         raise
     except Exception as error:
         raise CheckpointError(f"{plan.name} cannot be loaded: {type(error).__name__}: {error}") from error
-    rows = _trial_features(drafter.fusion, verifier.config)
+    rows = _trial_features(drafter.fusion, verifier)
     if rows is not None and not bool(rows.isfinite().all()):
         raise CheckpointError(f"{plan.name} makes features that are no numbers.")
     if tried and not _gets_through(drafter, verifier.config, rows):
@@ -66,9 +66,12 @@ def _load(plan: DraftPlan, verifier: Verifier, *, tried: bool) -> Drafter:
 
 
 @torch.inference_mode()
-def _trial_features(fusion: Fusion | None, target: ModelConfig) -> Tensor | None:
+def _trial_features(fusion: Fusion | None, verifier: Verifier) -> Tensor | None:
     """``[len(TRIAL_IDS), width]``, of hidden states that no text has."""
-    return fusion([torch.ones(len(TRIAL_IDS), target.hidden_size)] * len(fusion.taps)) if fusion else None
+    if fusion is None:
+        return None
+    states = torch.ones(len(TRIAL_IDS), verifier.config.hidden_size, device=verifier.pool.device)
+    return fusion([states] * len(fusion.taps))
 
 
 def _gets_through(drafter: Drafter, target: ModelConfig, rows: Tensor | None) -> bool:
