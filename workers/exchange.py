@@ -22,7 +22,7 @@ from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
 from workers.build import EngineSpec, locate_model, plan_guesses
 from workers.engine import Engine
-from workers.machine import available_memory, check_drafter_memory
+from workers.machine import available_memory, check_drafter_memory, gpu_memory
 from workers.remote.placement import Elsewhere
 
 TRIAL_IDS = (0, 1, 2, 3)
@@ -44,7 +44,8 @@ def load_drafter(name: str, engine: Engine, spec: EngineSpec, elsewhere: Elsewhe
     verifier = engine.verifier
     assert isinstance(verifier, Verifier)
     plan = plan_guesses(replace(spec, draft_model=name), locate_model(spec.model), elsewhere)
-    check_drafter_memory(plan, engine.pages.num_pages * engine.pages.page_size, available_memory())
+    memory = gpu_memory() if verifier.pool.device.type == "cuda" else available_memory()
+    check_drafter_memory(plan, engine.pages.num_pages * engine.pages.page_size, memory)
     # On a thread that ends, as in `workers.build`: its team of threads would slow the engine's down for good.
     with ThreadPoolExecutor(max_workers=1) as loader:
         return loader.submit(_load, plan, verifier, tried=elsewhere is None).result()
