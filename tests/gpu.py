@@ -1,8 +1,9 @@
 """A GPU that is not there: tensors that say they are on one, with their numbers on the CPU.
 
-All that torch refuses on a real GPU is refused: operations between it and the CPU, numpy's view of its memory. So code
-that forgets to say where a tensor should be fails here as it would there, and what it computes can be looked at. Says
-nothing of kernels: operations are the CPU's. (torch's own fake tensors refuse the same, but have no numbers.)
+What torch refuses on a real GPU is refused: operations between it and the CPU, packed matrices, numpy's view of its
+memory. So code that forgets to say where a tensor should be fails here as it would there, and what it computes can be
+looked at. Says nothing of kernels: operations are the CPU's. (torch's own fake tensors refuse as much, but have no
+numbers.)
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class GpuTensor(Tensor):
         strangers = [each for each in given if not isinstance(each, GpuTensor) and each.dim() > 0]
         if strangers and function not in COPIES:
             raise RuntimeError(f"Expected all tensors to be on the same device: {function} met cuda:0 and cpu")
+        if function.namespace == "quantized":
+            raise NotImplementedError(f"Could not run '{function}' with arguments from the 'CUDA' backend")
         settings = {**(kwargs or {})}
         leaves = settings.get("device") is not None and torch.device(settings["device"]).type == "cpu"
         if "device" in settings:

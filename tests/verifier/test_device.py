@@ -160,6 +160,8 @@ def test_what_would_fail_on_a_gpu_fails_here() -> None:
             _ = here[there.long()]
         with pytest.raises(RuntimeError, match="same device"):
             there.index_select(0, here)
+        with pytest.raises(NotImplementedError, match="CUDA"):
+            torch.ops.quantized.linear_prepack_fp16(torch.zeros(2, 2, device="cuda"))
         with pytest.raises(RuntimeError, match="numpy"):
             there.numpy()
         assert isinstance(there[here], GpuTensor)  # indices may come from the CPU
