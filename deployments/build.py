@@ -57,7 +57,7 @@ def app(args: Settings) -> Application:
     try:
         model = served_model(args, report=_say)
         KeyRing.load(args.api_keys)
-        if runs_here():  # elsewhere each replica looks at its own machine
+        if runs_here() and model.engine.device == "cpu":  # else each replica looks at its own machine, or GPU
             check_memory(model.config, model.engine, model.drafter, available_memory())
         verifiers = verifier_options(args, ONE_LOOP | _openmp(args))
         drafters = _drafters(args, model.config)

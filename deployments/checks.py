@@ -14,6 +14,7 @@ from drafter.base import DraftLimits
 from drafter.factory import DraftPlan, plan_drafter
 from drafter.options import DraftOptions, parse_layer_ids
 from verifier.config import ModelConfig
+from verifier.device import DeviceName
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
 from workers.build import EngineSpec, Reporter, locate_model
@@ -40,6 +41,7 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     Raises:
         DraftreeError: there is no such model, or a setting does not fit it; one sentence.
     """
+    check_device(settings)
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     spec = engine_spec(settings)
@@ -85,11 +87,35 @@ def engine_spec(settings: Settings) -> EngineSpec:
         prefix_cache=settings.prefix_cache,
         exact=settings.exact,
         tensor_parallel=settings.tensor_parallel,
+        device=device_of(settings, settings.verifier_num_gpus),
         acceptance=settings.acceptance,
         adaptive=settings.adaptive,
         max_stretch=settings.max_stretch,
         threads=settings.threads or physical_cores(),
     )
+
+
+def device_of(settings: Settings, num_gpus: float) -> DeviceName:
+    """What replicas compute on that reserve so many GPUs each; others they do not see."""
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if num_gpus else "cpu"
+
+
+def check_device(settings: Settings) -> None:
+    """
+    Raises:
+        BadSetting: replicas are to compute on GPUs that they do not reserve, or ranks on a GPU that they share.
+    """
+    reserved = {"verifier_num_gpus": settings.verifier_num_gpus}
+    if settings.drafter_placement == "remote":
+        reserved["drafter_num_gpus"] = settings.drafter_num_gpus
+    for name, num_gpus in reserved.items():
+        if settings.device == "cuda" and not num_gpus:
+            raise BadSetting("device", "cuda", f"cpu or auto while {name} is 0: only GPUs that are reserved are seen")
+    of_a_rank = settings.verifier_num_gpus
+    if settings.tensor_parallel > 1 and of_a_rank < 1 and device_of(settings, of_a_rank) == "cuda":
+        raise BadSetting("verifier_num_gpus", of_a_rank, "at least 1, since ranks cannot share a GPU, or device=cpu")
 
 
 def fingerprint(settings: Settings) -> str:
@@ -98,4 +124,5 @@ def fingerprint(settings: Settings) -> str:
     What they load adds the rest: `verifier.verifier.Verifier.fingerprint`.
     """
     names = ("model", "max_model_len", "exact", "acceptance", "tensor_parallel")
-    return "|".join(f"{name}={getattr(settings, name)}" for name in names) + "|"
+    device = device_of(settings, settings.verifier_num_gpus)
+    return "|".join(f"{name}={getattr(settings, name)}" for name in names) + f"|device={device}|"

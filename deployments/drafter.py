@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from deployments.autoscaling import DrafterReport
-from deployments.checks import engine_spec
+from deployments.checks import device_of, engine_spec
 from deployments.exchange import ClusterChoice, Exchange, with_choice
 from deployments.settings import Settings
 from verifier.errors import DraftreeError
@@ -40,6 +40,7 @@ class DrafterReplica:
         choice = ClusterChoice(settings)
         chosen = choice.read()
         self._spec = engine_spec(with_choice(settings, chosen))
+        self._device = device_of(settings, settings.drafter_num_gpus)
         self._server = DraftServer()
         self._take_up(self._load(self._spec.draft_model))
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -97,8 +98,17 @@ class DrafterReplica:
         target = Checkpoint.open(model).config
         if remote_part(draft_model, target) is None:
             return []
-        config, options = self._spec.engine_config(target), self._spec.draft_options
-        return [load_network(draft_model, model, options, num_pages=config.num_pages, page_size=config.page_size)]
+        config = self._spec.engine_config(target)
+        return [
+            load_network(
+                draft_model,
+                model,
+                self._spec.draft_options,
+                num_pages=config.num_pages,
+                page_size=config.page_size,
+                device=self._device,
+            )
+        ]
 
     def _take_up(self, loaded: list[tuple[NetworkDraft, Terms]]) -> None:
         for drafter, terms in loaded:

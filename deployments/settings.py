@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails, PydanticCustomError
 from ray.serve.exceptions import RayServeException
 
+from verifier.device import DeviceName
 from workers.build import EngineSpec
 from workers.config import Acceptance
 
@@ -109,8 +110,11 @@ class Settings(BaseModel):
     """exact: the text is the model's own. typical-lossy: it is not, above temperature 0; for comparison."""
     tensor_parallel: Annotated[int, Field(ge=1)] = SPEC.tensor_parallel
     """Ranks that share the model, each in a process of its own."""
+    device: DeviceName = SPEC.device
+    """What is computed on: cpu, cuda, or auto, which is cuda for verifiers and drafters that reserve GPUs and cpu for
+    those that do not."""
     verifier_num_gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
-    """GPUs that each rank reserves, or a part of one; it computes on the CPU all the same, until there are kernels."""
+    """GPUs that each rank reserves, or a part of one; it computes on one of them."""
     verifier_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """How many verifiers, at least; 0: none while nobody asks, so that the first request waits for one to load."""
     verifier_max_replicas: Annotated[int, Field(ge=0, le=1024)] = 0

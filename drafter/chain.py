@@ -27,6 +27,7 @@ class SmallModel:
 
     def __init__(self, checkpoint: Checkpoint, target: ModelConfig, attention: Attention) -> None:
         self.decoder = checkpoint.config
+        self.device = checkpoint.device
         self.target_ids = torch.arange(min(self.decoder.vocab_size, target.vocab_size))
         self._model = Model(self.decoder, checkpoint, attention)
         self._model.embedding = padded(self._model.embedding, target.vocab_size)

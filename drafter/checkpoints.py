@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,6 +24,7 @@ from verifier.errors import CheckpointError, ModelNotFound
 from verifier.weights import SAFETENSORS_DTYPES, SafetensorsFolder, TensorFiles, check_tensors, held_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MAPS = ("d2t", "t2d")
@@ -190,6 +191,7 @@ class HeadCheckpoint(Generic[AnyConfig]):
 
     config: AnyConfig
     folder: DraftFolder
+    device: torch.device | str = "cpu"  # for its tensors, the map of ids apart
 
     def __post_init__(self) -> None:
         weights = {name: shape for name, shape in self.folder.shapes.items() if name not in MAPS}
@@ -205,7 +207,11 @@ class HeadCheckpoint(Generic[AnyConfig]):
 
     def tensor(self, name: str) -> Tensor:
         """One tensor by canonical name, with or without ``model.`` before it, as saved."""
-        return self.folder.tensor(name.removeprefix("model."))
+        return self.folder.tensor(name.removeprefix("model.")).to(self.device)
+
+    def on(self, device: torch.device) -> HeadCheckpoint[AnyConfig]:
+        """The same, with its tensors on ``device``."""
+        return replace(self, device=device)
 
     def optional(self, name: str) -> Tensor | None:
         return self.tensor(name) if name in self.folder.shapes else None
@@ -222,7 +228,8 @@ class HeadCheckpoint(Generic[AnyConfig]):
         Raises:
             CheckpointError: the map is missing or wrong; names the tensor and the index.
         """
-        return read_map(self.optional("d2t"), self.optional("t2d"), self.config, self.folder.name)
+        d2t, t2d = (self.folder.tensor(name) if name in self.folder.shapes else None for name in MAPS)
+        return read_map(d2t, t2d, self.config, self.folder.name)
 
 
 def open_eagle3(

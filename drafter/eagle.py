@@ -31,9 +31,11 @@ class EagleHead:
         config = checkpoint.config
         self.decoder = config.decoder
         self.fusion = last_state(target)
+        self.device = target.device
         self.target_ids = checkpoint.target_ids
+        checkpoint = checkpoint.on(target.device)
         self._attention = attention
-        self._rotary = Rotary(config.decoder)
+        self._rotary = Rotary(config.decoder, self.device)
         self._embedding = embedding_table(checkpoint.optional("embed_tokens.weight"), target)
         self._fc = Linear(
             [checkpoint.tensor("fc.weight")], [checkpoint.tensor("fc.bias")] if config.has_fc_bias else []
@@ -49,7 +51,7 @@ class EagleHead:
         assert hidden is not None
         cos, sin = self._rotary.at(layout.positions)
         rotate = partial(self._rotary, cos=cos, sin=sin)
-        x = self._fc(torch.cat((self._embedding[layout.token_ids], hidden), dim=-1))
+        x = self._fc(torch.cat((self._embedding[layout.token_ids].float(), hidden), dim=-1))
         for index, layer in enumerate(self._layers):
             x = layer(x, rotate, layout, pool.keys[index], pool.values[index], self._attention)
         return x

@@ -31,10 +31,12 @@ class Eagle3Head:
     def __init__(self, checkpoint: HeadCheckpoint[Eagle3Config], target: Target, attention: Attention) -> None:
         self.config = checkpoint.config
         self.decoder = self.config.decoder
+        self.device = target.device
         self.fusion = load_fusion(checkpoint, target)
         self.target_ids = checkpoint.target_ids
+        checkpoint = checkpoint.on(target.device)
         self._attention = attention
-        self._rotary = Rotary(self.decoder)
+        self._rotary = Rotary(self.decoder, self.device)
         self._embedding = embedding_table(checkpoint.optional("embed_tokens.weight"), target)
         self._layers = [load_layer(self.decoder, checkpoint, index) for index in range(self.decoder.num_layers)]
         self._hidden_norm = _load_norm(checkpoint, "layers.0.hidden_norm.weight")
@@ -48,7 +50,7 @@ class Eagle3Head:
         rotate = partial(self._rotary, cos=cos, sin=sin)
         first, *later = self._layers
         normed = self._hidden_norm(hidden)
-        x = torch.cat((first.attention_norm(self._embedding[layout.token_ids]), normed), dim=-1)
+        x = torch.cat((first.attention_norm(self._embedding[layout.token_ids].float()), normed), dim=-1)
         attended = first.attend(x, rotate, layout, pool.keys[0], pool.values[0], self._attention)
         x = first.finish(normed if self.config.norm_before_residual else hidden, attended)
         for index, layer in enumerate(later, start=1):
@@ -67,11 +69,12 @@ def load_fusion(checkpoint: HeadCheckpoint[Eagle3Config], target: Target) -> Fus
     config = checkpoint.config
     if not config.fuses_layers:
         return last_state(target)
+    key, checkpoint = _fusion_key(checkpoint), checkpoint.on(target.device)
     each_norm: tuple[RMSNorm, ...] = ()
     if config.fc_norm:
         each_norm = tuple(_load_norm(checkpoint, name) for name in _fc_norms(config))
     return Fusion(
-        key=_fusion_key(checkpoint),
+        key=key,
         taps=config.layer_ids,
         width=config.decoder.hidden_size,
         each_norm=each_norm,

@@ -104,7 +104,7 @@ class MedusaCheckpoint:
         return weights + 4 * num_slots * self.config.hidden_size
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor by canonical name, as saved."""
+        """One tensor by canonical name, as saved; on the CPU."""
         return self._files.tensor(self._names[name])
 
     def output(self, head: int) -> Tensor:

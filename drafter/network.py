@@ -14,6 +14,7 @@ from torch import Tensor
 
 from verifier.attention.layout import RowLayout
 from verifier.config import ModelConfig
+from verifier.device import as_held
 from verifier.features import Fusion
 from verifier.layers import RMSNorm
 from verifier.linear import Linear
@@ -41,7 +42,12 @@ class DraftNetwork(Protocol):
 
     @property
     def target_ids(self) -> Tensor:
-        """The target's id of each draft id, ``[draft vocabulary]`` int64, ascending."""
+        """The target's id of each draft id, ``[draft vocabulary]`` int64, ascending; on the CPU."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
         ...
 
     def forward(self, layout: RowLayout, hidden: Tensor | None, pool: PagePool) -> Tensor:
@@ -67,8 +73,13 @@ class Target(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are, and a network's that drafts for it are to be."""
+        ...
+
+    @property
     def embedding(self) -> Tensor:
-        """``[vocabulary, hidden]`` fp32."""
+        """``[vocabulary, hidden]``, as `verifier.device.as_held`."""
         ...
 
     @property
@@ -85,11 +96,12 @@ class TargetParts:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.config = checkpoint.config
+        self.device = checkpoint.device
         self._checkpoint = checkpoint
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._checkpoint.tensor(EMBEDDING).float()
+        return as_held(self._checkpoint.tensor(EMBEDDING))
 
     @cached_property
     def norm(self) -> RMSNorm:
@@ -107,8 +119,11 @@ def last_state(target: Target) -> Fusion:
 
 
 def embedding_table(own: Tensor | None, target: Target) -> Tensor:
-    """``[target vocabulary, width]`` fp32: the target's very tensor where a network has none or an equal one."""
-    if own is None or torch.equal(own := own.float(), target.embedding):
+    """``[target vocabulary, width]``: the target's very tensor where a network has none or an equal one."""
+    if own is None:
+        return target.embedding
+    own = as_held(own)
+    if own.dtype == target.embedding.dtype and torch.equal(own, target.embedding):
         return target.embedding
     return padded(own, len(target.embedding))
 

@@ -90,7 +90,7 @@ class NetworkDraft(InstantDraft):
         offsets: list[tuple[int, int, int]] = []  # start, and where pages and path begin
         pages: list[int] = []
         paths: list[int] = []
-        table, page_size = self.sessions.pages, self.sessions.pool.page_size
+        table, page_size, device = self.sessions.pages, self.sessions.pool.page_size, self.sessions.pool.device
         for draft in drafts:
             lease = draft.session.lease
             start = lease.num_committed
@@ -100,8 +100,8 @@ class NetworkDraft(InstantDraft):
                 offsets.append((start, len(pages), len(paths)))
                 paths += path
             pages += lease.pages[: -(-start // page_size)]
-        token_ids, positions, slots = torch.tensor(rows).T.contiguous()
-        starts, page_offsets, path_offsets = torch.tensor(offsets, dtype=torch.int32).T.contiguous()
+        token_ids, positions, slots = torch.tensor(rows, device=device).T.contiguous()
+        starts, page_offsets, path_offsets = torch.tensor(offsets, dtype=torch.int32, device=device).T.contiguous()
         return RowLayout(
             page_size=page_size,
             longest=max(position for _, position, _ in rows) + 1,
@@ -111,8 +111,8 @@ class NetworkDraft(InstantDraft):
             starts=starts,
             page_offsets=page_offsets,
             path_offsets=path_offsets,
-            pages=torch.tensor(pages, dtype=torch.int32),
-            paths=torch.tensor(paths, dtype=torch.int32),
+            pages=torch.tensor(pages, dtype=torch.int32, device=device),
+            paths=torch.tensor(paths, dtype=torch.int32, device=device),
         )
 
     def _extend(self, drafts: Sequence[_Draft], states: Tensor) -> None:
@@ -158,7 +158,7 @@ class _Draft:
 def best_guesses(logits: Tensor, target_ids: Tensor, num_guesses: int) -> list[Guesses]:
     """For each row of ``logits [rows, draft vocabulary]`` the best target ids with their log-probabilities."""
     log_probs, draft_ids = logits.log_softmax(dim=-1).topk(min(num_guesses, logits.shape[1]))
-    rows = zip(target_ids[draft_ids].tolist(), log_probs.tolist(), strict=True)
+    rows = zip(target_ids[draft_ids.cpu()].tolist(), log_probs.tolist(), strict=True)
     return [list(zip(*row, strict=True)) for row in rows]
 
 

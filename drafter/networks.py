@@ -95,7 +95,7 @@ def _plan_model(folder: DraftFolder, model: ModelConfig) -> NetworkPlan:
     def load(target: Target, attention: Attention) -> DraftNetwork:
         from drafter.chain import SmallModel
 
-        return SmallModel(checkpoint, target.config, attention)
+        return SmallModel(checkpoint.on(target.device), target.config, attention)
 
     return NetworkPlan(load, lambda target: None, num_bytes, lambda: checkpoint.fingerprint)
 
@@ -108,6 +108,6 @@ def create_network_draft(plan: NetworkPlan, verifier: Verifier, options: DraftOp
     from verifier.attention import create_attention
 
     with torch.inference_mode():
-        network = plan.load(verifier.model, create_attention())
+        network = plan.load(verifier.model, create_attention(device=verifier.model.device))
     pool = verifier.pool
     return NetworkDraft(network, num_pages=pool.num_pages, page_size=pool.page_size, options=options)

@@ -55,15 +55,8 @@ class Sessions:
     """
 
     def __init__(self, network: DraftNetwork, num_pages: int, page_size: int) -> None:
-        decoder = network.decoder
         self.network = network
-        self.pool = PagePool(
-            num_pages,
-            page_size,
-            num_layers=decoder.num_layers,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-        )
+        self.pool = PagePool.of(network.decoder, num_pages, page_size, network.device)
         self.pages = PageTable(num_pages, page_size, prefix_cache=False)
         self.by_sequence: OrderedDict[int, Session] = OrderedDict()
         self._first_token = 1 if network.fusion else 0  # of the text, that has a slot
@@ -124,8 +117,9 @@ class Sessions:
             if self.network.fusion:
                 assert each.request.features is not None
                 features.append(each.request.features(start, start + each.num_rows))
-        layout = RowLayout.of(segments, self.pool.page_size)
-        states = self.network.forward(layout, torch.cat(features) if features else None, self.pool)
+        layout = RowLayout.of(segments, self.pool.page_size, device=self.pool.device)
+        read = torch.cat(features).to(self.pool.device) if features else None
+        states = self.network.forward(layout, read, self.pool)
         parts = states.split([each.num_rows for each in behind])
         for each, segment, part in zip(behind, segments, parts, strict=True):
             self.pages.commit(each.session.lease, segment.tree.tokens)

@@ -45,10 +45,10 @@ class Fusion:
 class FeaturePool:
     """One fused vector for each slot of a KV pool. Takes ``4 * width`` bytes a slot."""
 
-    def __init__(self, fusion: Fusion, num_pages: int, page_size: int) -> None:
+    def __init__(self, fusion: Fusion, num_pages: int, page_size: int, device: torch.device | str = "cpu") -> None:
         self.fusion = fusion
         self._page_size = page_size
-        self._rows = torch.zeros(1, num_pages * page_size, fusion.width)
+        self._rows = torch.zeros(1, num_pages * page_size, fusion.width, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +60,7 @@ class FeaturePool:
 
     def read(self, slots: Sequence[int]) -> Tensor:
         """``[len(slots), width]`` fp32, a copy."""
-        return self._rows[0, torch.tensor(slots, dtype=torch.int64)]
+        return self._rows[0, torch.tensor(slots, dtype=torch.int64, device=self._rows.device)]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `verifier.pool.PagePool.move`."""

@@ -46,12 +46,12 @@ class GatedMLP:
 class Rotary:
     """Rotary position embedding over the two halves of a head (Su et al., 2021; the Hugging Face pairing)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
         frequencies, scale = inverse_frequencies(config)
         angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), frequencies)
-        self._cos = torch.cat((angles, angles), dim=-1).cos() * scale
+        self._cos = (torch.cat((angles, angles), dim=-1).cos() * scale).to(device)
         # The first half of a rotated head takes minus the second half: the sign lives in the table.
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1) * scale
+        self._sin = (torch.cat((-angles.sin(), angles.sin()), dim=-1) * scale).to(device)
         self._half = config.head_dim // 2
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:

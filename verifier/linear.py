@@ -1,7 +1,8 @@
 """Linear layers with the fastest weight format that changes no weight.
 
 On CPUs with FBGEMM a matrix whose values are all fp16 numbers is packed once as fp16 (activations and sums stay fp32),
-which halves the memory traffic that decoding is bound by. Every other matrix stays fp32.
+which halves the memory traffic that decoding is bound by. Every other matrix stays fp32 there. On GPUs a matrix stays
+what it was saved as, and activations are rounded to that on their way in and out.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ class Linear:
         weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
         self.out_features, self.in_features = weight.shape
         bias = torch.cat(list(biases)).float() if biases else None
-        self.packed = can_pack_fp16() and _is_fp16(weight)
+        on_cpu = weight.device.type == "cpu"
+        self.packed = on_cpu and can_pack_fp16() and _is_fp16(weight)
         if self.packed:
             self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-        else:
+        elif on_cpu:
             self._weight, self._bias = weight.float().contiguous(), bias
+        else:
+            self._weight = weight.contiguous()
+            self._bias = bias if bias is None else bias.to(weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed:
             return torch.ops.quantized.linear_dynamic_fp16(x, self._weight)  # type: ignore[no-any-return]
-        return torch.nn.functional.linear(x, self._weight, self._bias)
+        return torch.nn.functional.linear(x.to(self._weight.dtype), self._weight, self._bias).float()

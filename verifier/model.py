@@ -18,6 +18,7 @@ from torch import Tensor
 from verifier.attention import Attention
 from verifier.attention.layout import RowLayout
 from verifier.config import ModelConfig
+from verifier.device import as_held
 from verifier.layers import GatedMLP, NoNorm, RMSNorm, Rotary
 from verifier.linear import Linear
 from verifier.pool import PagePool
@@ -65,8 +66,8 @@ class DecoderLayer:
         Writes the rows' keys and values into the layer's cache, ``keys`` and ``values`` of a `PagePool`.
         """
         own_queries, own_keys, own_values = self._heads(x, rotate)
-        keys.index_copy_(0, layout.slots, own_keys)
-        values.index_copy_(0, layout.slots, own_values)
+        keys.index_copy_(0, layout.slots, own_keys.to(keys.dtype))
+        values.index_copy_(0, layout.slots, own_values.to(values.dtype))
         attended = attention(own_queries, keys, values, layout, self.window, self.config.head_dim**-0.5)
         return attended.view(len(x), -1)
 
@@ -93,7 +94,10 @@ class DecoderLayer:
 
 
 class Model:
-    """The weights of one model, or of a rank's part of it, and its forward pass over a flat batch."""
+    """The weights of one model, or of a rank's part of it, and its forward pass over a flat batch.
+
+    Everything is on the device on which ``checkpoint`` puts its tensors.
+    """
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, attention: Attention, ranks: Ranks = ALONE) -> None:
         shard = Shard(checkpoint, ranks.rank, ranks.size)
@@ -102,17 +106,18 @@ class Model:
         self.local_config = shard.config
         self._checkpoint = checkpoint
         self._attention = attention
-        self._rotary = Rotary(config)
+        self.device = checkpoint.device
+        self._rotary = Rotary(config, self.device)
         own_rows = shard.tensor(EMBEDDING)
-        self._own_embedding = own_rows.float()  # [a rank's part of the vocabulary, hidden]
+        self._own_embedding = as_held(own_rows)  # [a rank's part of the vocabulary, hidden]
         self.layers = [load_layer(shard.config, shard, index, ranks=ranks) for index in range(config.num_layers)]
         self.norm = RMSNorm(shard.tensor("model.norm.weight").float(), config.rms_norm_eps)
         self._own_head = Linear([own_rows if config.tie_word_embeddings else shard.tensor(HEAD)])
 
     @cached_property
     def embedding(self) -> Tensor:
-        """``[vocab, hidden]`` fp32, for heads that share it. A rank that holds a part reads the whole when asked."""
-        return self._own_embedding if self.ranks.size == 1 else self._checkpoint.tensor(EMBEDDING).float()
+        """``[vocab, hidden]``, for heads that share it. A rank that holds a part reads the whole when asked."""
+        return self._own_embedding if self.ranks.size == 1 else as_held(self._checkpoint.tensor(EMBEDDING))
 
     @cached_property
     def head(self) -> Linear:
@@ -140,10 +145,10 @@ class Model:
     def _embed(self, token_ids: Tensor) -> Tensor:
         """``[rows, hidden]``: each id is looked up by the rank that holds it, the others add zeros."""
         if self.ranks.size == 1:
-            return self.embedding[token_ids]
+            return self.embedding[token_ids].float()
         places = token_ids - self.ranks.rank * len(self._own_embedding)
         own = (places >= 0) & (places < len(self._own_embedding))
-        return self.ranks.sum(self._own_embedding[places.where(own, 0)].where(own.unsqueeze(1), 0))
+        return self.ranks.sum(self._own_embedding[places.where(own, 0)].float().where(own.unsqueeze(1), 0))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[rows, vocab]`` fp32 from hidden states before the final norm; whole on rank 0 alone."""

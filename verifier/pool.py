@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from verifier.config import ModelConfig
+from verifier.device import cache_type
+
 
 class PagePool:
     """Keys and values of all layers. Slot ``page * page_size + offset`` is one row in each of them.
@@ -32,6 +35,23 @@ class PagePool:
         self.page_size = page_size
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @classmethod
+    def of(cls, config: ModelConfig, num_pages: int, page_size: int, device: torch.device) -> PagePool:
+        """For a model, or a rank's part of one."""
+        return cls(
+            num_pages,
+            page_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=cache_type(config, device),
+            device=device,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
 
     @property
     def num_bytes(self) -> int:

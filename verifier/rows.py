@@ -42,7 +42,13 @@ class RowCounts:
         return self.counts[bisect_left(self.counts, num_rows)]
 
 
-def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int, ranks: Ranks = ALONE) -> RowCounts:
+def find_row_counts(
+    block: Callable[[Tensor], Tensor],
+    width: int,
+    largest: int,
+    ranks: Ranks = ALONE,
+    device: torch.device | str = "cpu",
+) -> RowCounts:
     """Counts at which ``block`` (``[rows, width]`` to ``[rows, any]``, row by row) agrees bitwise, on all ranks.
 
     Tried are the candidates up to the first that holds ``largest`` rows, or all of them if none does. Every rank tries
@@ -53,7 +59,8 @@ def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int,
     """
     largest = next((count for count in CANDIDATES if count >= max(largest, FEWEST)), CANDIDATES[-1])
     own = torch.zeros(largest + 1, dtype=torch.int64)
-    own[list(_agreeing(block, width, largest))] = 1
+    x = torch.randn(2 * largest, width, generator=torch.Generator().manual_seed(0)).to(device)
+    own[list(_agreeing(block, x, largest))] = 1
     counts = tuple((ranks.sum(own) == ranks.size).nonzero().flatten().tolist())
     if not counts or 2 * counts[-1] < largest:
         raise DraftreeError(
@@ -62,13 +69,12 @@ def find_row_counts(block: Callable[[Tensor], Tensor], width: int, largest: int,
     return RowCounts(counts)
 
 
-def _agreeing(block: Callable[[Tensor], Tensor], width: int, largest: int) -> tuple[int, ...]:
+def _agreeing(block: Callable[[Tensor], Tensor], x: Tensor, largest: int) -> tuple[int, ...]:
     """Counts of this rank; none if it has none that are of use.
 
     A count that gives a row the same bits in whichever place it stands is a yardstick; the smallest one whose company
     reaches far enough for prompt chunks is taken (few-row kernels often agree among themselves and with nobody else).
     """
-    x = torch.randn(2 * largest, width, generator=torch.Generator().manual_seed(0))
     candidates = [count for count in CANDIDATES if count <= largest]
 
     def in_groups(count: int, first: int, end: int) -> Tensor:

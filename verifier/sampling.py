@@ -75,7 +75,10 @@ class Draw(NamedTuple):
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> Draw:
-    """The token at absolute ``position``, given its logits [vocab]. Nothing else in the system draws tokens."""
+    """The token at absolute ``position``, given its logits [vocab]. Nothing else in the system draws tokens.
+
+    Logits on a GPU are copied here first, so that there is one noise and one draw whatever they were computed on.
+    """
     scores = process(logits.float().cpu().numpy(), params)
     assert np.isfinite(scores.max()), "the model's logits are broken: NaN, infinite, or nothing allowed"
     if params.is_greedy:

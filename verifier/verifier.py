@@ -18,6 +18,7 @@ from verifier.attention import create_attention
 from verifier.attention.layout import RowLayout
 from verifier.batch import Moves, PageCopies, StepPlan
 from verifier.config import ModelConfig
+from verifier.device import kind_of, wait_for
 from verifier.features import FeaturePool, Fusion
 from verifier.lead import NOBODY, Lead
 from verifier.model import Model
@@ -62,29 +63,27 @@ class Verifier:
         exact: bool = True,
         max_rows: int = 192,
         backend: str = "auto",
+        device: torch.device | str = "cpu",
         ranks: Ranks = ALONE,
     ) -> Verifier:
         """Loads the checkpoint at ``path`` (a Hugging Face folder or a GGUF file) and allocates ``num_pages`` pages.
 
         Of several ranks each loads its part of the weights, and of every page its KV heads' part.
         """
-        checkpoint = Checkpoint.open(path)
+        checkpoint = Checkpoint.open(path).on(torch.device(device))
         config = checkpoint.config
-        model = Model(config, checkpoint, create_attention(backend), ranks)
+        model = Model(config, checkpoint, create_attention(backend, device), ranks)
         # One page more than the books know of: rows that only pad the batch write there.
-        pool = PagePool(
-            num_pages + 1,
-            page_size,
-            num_layers=config.num_layers,
-            num_kv_heads=model.local_config.num_kv_heads,
-            head_dim=config.head_dim,
-        )
+        pool = PagePool.of(model.local_config, num_pages + 1, page_size, model.device)
         row_counts = RowCounts.any_up_to(max_rows)
         if exact:
-            row_counts = find_row_counts(model.row_by_row, config.hidden_size, max_rows, ranks)
+            row_counts = find_row_counts(model.row_by_row, config.hidden_size, max_rows, ranks, model.device)
+        if ranks.size > 1:
+            ranks.sum(torch.ones(1))  # all have loaded, which may take one of them long
+            ranks.sum(torch.ones(1, device=model.device))  # so GPUs find one another now and not in a step
         # Sums over other numbers of ranks round otherwise.
         parallel = f"-tp{ranks.size}" if ranks.size > 1 else ""
-        return cls(model, pool, row_counts, checkpoint.fingerprint + parallel)
+        return cls(model, pool, row_counts, checkpoint.fingerprint + parallel + kind_of(model.device))
 
     @property
     def config(self) -> ModelConfig:
@@ -111,7 +110,8 @@ class Verifier:
     def keep_features(self, fusion: Fusion) -> FeaturePool:
         """The pool in which every row's fused features lie from now on; equal keys share one."""
         if fusion.key not in self._features:
-            self._features[fusion.key] = FeaturePool(fusion, self.pool.num_pages, self.pool.page_size)
+            pool = self.pool
+            self._features[fusion.key] = FeaturePool(fusion, pool.num_pages, pool.page_size, pool.device)
         return self._features[fusion.key]
 
     def drop_features(self, fusion: Fusion) -> None:
@@ -126,13 +126,16 @@ class Verifier:
             page_size=self.pool.page_size,
             num_rows=self.padded(plan.num_rows),
             scratch_slot=(self.pool.num_pages - 1) * self.pool.page_size,
+            device=self.pool.device,
         )
         with self.lead.step(plan):
             fused_taps = {tap for pool in self._features.values() for tap in pool.fusion.taps}
             hidden, states = self.model.forward(layout, self.pool, tuple(fused_taps.union(self.taps)))
             for pool in self._features.values():
                 pool.write(layout.slots, [states[tap] for tap in pool.fusion.taps])
-            return StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
+            output = StepOutput(self._logits(plan, hidden), self._tapped(plan, [states[tap] for tap in self.taps]))
+            wait_for(self.pool.device)
+            return output
 
     @torch.inference_mode()
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:

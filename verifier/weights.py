@@ -13,6 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,7 @@ from verifier.errors import CheckpointError, ModelNotFound
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor
 
 SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
@@ -67,6 +69,7 @@ class Checkpoint:
     def __init__(self, config: ModelConfig, files: ModelFiles) -> None:
         self.config = config
         self._files = files
+        self._device: torch.device | None = None
         check_tensors(config.tensor_shapes(), {name: files.shape(name) for name in files.names}, config.name)
 
     @classmethod
@@ -82,13 +85,26 @@ class Checkpoint:
             return cls(files.config, files)
         return cls(ModelConfig.from_hf(path), SafetensorsFolder(path))
 
+    def on(self, device: torch.device) -> Checkpoint:
+        """The same, with its tensors on ``device``."""
+        moved = copy(self)
+        moved._device = device
+        return moved
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors come to be; the CPU unless somebody has said otherwise."""
+        import torch
+
+        return self._device or torch.device("cpu")
+
     def tensor(self, name: str) -> Tensor:
         """One tensor by Hugging Face's name, in the precision it was saved in (fp16 if it was quantised)."""
-        return self._files.tensor(name)
+        return self._files.tensor(name).to(self.device)
 
     def part(self, name: str, dim: int, first: int, end: int) -> Tensor:
         """Rows (``dim`` 0) or columns (1) ``first .. end - 1`` of one tensor; of q and k, rows of whole heads only."""
-        return self._files.part(name, dim, first, end)
+        return self._files.part(name, dim, first, end).to(self.device)
 
     @property
     def held_bytes(self) -> int:

@@ -18,11 +18,12 @@ from drafter.factory import DraftPlan, plan_drafter
 from drafter.options import DraftOptions
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
+from verifier.device import DeviceName, choose_device
 from verifier.errors import BadSetting
 from verifier.hub import resolve_model
 from verifier.weights import Checkpoint
 from workers.config import Acceptance, EngineConfig
-from workers.machine import available_memory, check_memory
+from workers.machine import available_memory, check_memory, gpu_memory
 from workers.remote.placement import Elsewhere, plan_remote, remote_part
 from workers.text import Text
 
@@ -53,6 +54,7 @@ class EngineSpec:
     prefix_cache: bool = True
     exact: bool = True
     tensor_parallel: int = 1  # ranks that share the model, each in a process of its own
+    device: DeviceName = "auto"  # auto: cuda if torch sees a GPU
     acceptance: Acceptance = "exact"
     adaptive: bool = True  # guess only as far as it pays, within the limits
     max_stretch: float = 3.0  # adaptive: how many times longer than without guesses a step may take
@@ -76,6 +78,7 @@ class EngineSpec:
             max_rows=self.max_rows,
             prefix_cache=self.prefix_cache,
             tensor_parallel=self.tensor_parallel,
+            device=self.device,
             exact=self.exact,
             acceptance=self.acceptance,
             adaptive=self.adaptive,
@@ -111,12 +114,14 @@ def build_engine(
     config = spec.engine_config(model)
     if elsewhere and spec.adaptive and remote_part(spec.draft_model, model):
         config = replace(config, max_lanes=2)
-    check_memory(model, config, plan, available_memory())
     text = Text.load(path)
-
-    report(f"Loading {model.name} …")
     for name, value in openmp_environment().items():
         os.environ.setdefault(name, value)  # takes effect if torch is not imported yet
+    config = replace(config, device=choose_device(config.device))
+    on_gpu = config.device == "cuda"
+    check_memory(model, config, plan, gpu_memory() if on_gpu else available_memory())
+
+    report(f"Loading {model.name}{' onto the GPU' if on_gpu else ''} …")
     # GNU OpenMP keeps a team of threads for every thread that has run torch, and once there are more of them than
     # cores all wait passively, which makes a step half as long again. So the model is loaded on a thread that ends,
     # and takes its team along; whichever thread steps the engine then has the only one.

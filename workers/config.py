@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from drafter.base import DraftLimits
+from verifier.device import DeviceName
 from verifier.errors import BadSetting
 
 EXACT, TYPICAL = "exact", "typical-lossy"
@@ -32,6 +33,7 @@ class EngineConfig:
     max_rows: int = 192  # rows of one step: roots, prompt tokens and, where room remains, guesses
     prefix_cache: bool = True
     tensor_parallel: int = 1  # ranks that share the model
+    device: DeviceName = "cpu"  # what it is computed on; auto: not found out yet
     exact: bool = True  # the verifier pads rows so that each is bitwise the same in any batch
     acceptance: Acceptance = "exact"  # whose tokens are said: plain decoding's, or guesses that are likely enough
     limits: DraftLimits = field(default_factory=DraftLimits)  # of requests that bring none

@@ -22,7 +22,7 @@ from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
 from workers.build import EngineSpec, locate_model, plan_guesses
 from workers.engine import Engine
-from workers.machine import available_memory, check_drafter_memory
+from workers.machine import available_memory, check_drafter_memory, gpu_memory
 from workers.remote.placement import Elsewhere
 
 TRIAL_IDS = (0, 1, 2, 3)
@@ -44,7 +44,8 @@ def load_drafter(name: str, engine: Engine, spec: EngineSpec, elsewhere: Elsewhe
     verifier = engine.verifier
     assert isinstance(verifier, Verifier)
     plan = plan_guesses(replace(spec, draft_model=name), locate_model(spec.model), elsewhere)
-    check_drafter_memory(plan, engine.pages.num_pages * engine.pages.page_size, available_memory())
+    memory = gpu_memory() if verifier.pool.device.type == "cuda" else available_memory()
+    check_drafter_memory(plan, engine.pages.num_pages * engine.pages.page_size, memory)
     # On a thread that ends, as in `workers.build`: its team of threads would slow the engine's down for good.
     with ThreadPoolExecutor(max_workers=1) as loader:
         return loader.submit(_load, plan, verifier, tried=elsewhere is None).result()
@@ -57,7 +58,7 @@ def _load(plan: DraftPlan, verifier: Verifier, *, tried: bool) -> Drafter:
         raise
     except Exception as error:
         raise CheckpointError(f"{plan.name} cannot be loaded: {type(error).__name__}: {error}") from error
-    rows = _trial_features(drafter.fusion, verifier.config)
+    rows = _trial_features(drafter.fusion, verifier)
     if rows is not None and not bool(rows.isfinite().all()):
         raise CheckpointError(f"{plan.name} makes features that are no numbers.")
     if tried and not _gets_through(drafter, verifier.config, rows):
@@ -66,9 +67,12 @@ def _load(plan: DraftPlan, verifier: Verifier, *, tried: bool) -> Drafter:
 
 
 @torch.inference_mode()
-def _trial_features(fusion: Fusion | None, target: ModelConfig) -> Tensor | None:
+def _trial_features(fusion: Fusion | None, verifier: Verifier) -> Tensor | None:
     """``[len(TRIAL_IDS), width]``, of hidden states that no text has."""
-    return fusion([torch.ones(len(TRIAL_IDS), target.hidden_size)] * len(fusion.taps)) if fusion else None
+    if fusion is None:
+        return None
+    states = torch.ones(len(TRIAL_IDS), verifier.config.hidden_size, device=verifier.pool.device)
+    return fusion([states] * len(fusion.taps))
 
 
 def _gets_through(drafter: Drafter, target: ModelConfig, rows: Tensor | None) -> bool:

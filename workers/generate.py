@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from drafter.base import DraftLimits
 from drafter.command_line import BAD_INPUT, INTERRUPTED, OneLineParser
+from verifier.device import DeviceName
 from verifier.errors import BadRequest, BadSetting, DraftreeError
 from verifier.sampling import SamplingParams
 from workers.answer import Session
@@ -174,6 +175,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="processes that share the model (default: %(default)s)",
     )
     add(
+        "--device",
+        choices=get_args(DeviceName),
+        default=spec.device,
+        help="what to compute on; auto: cuda if there is a GPU (default: %(default)s)",
+    )
+    add(
         "--threads",
         type=at_least(0, MAX_THREADS),
         default=spec.threads,
@@ -215,6 +222,7 @@ def engine_spec(options: argparse.Namespace) -> EngineSpec:
         draft_options(options),
         exact=options.exact,
         tensor_parallel=options.tensor_parallel,
+        device=options.device,
         adaptive=options.adaptive,
         threads=options.threads,
     )

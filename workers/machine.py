@@ -1,6 +1,6 @@
 """What this machine has, and whether a model fits into it.
 
-Reads the kernel's files and a model's configuration, never a weight, and needs no torch.
+Reads the kernel's files and a model's configuration, never a weight. Needs torch for a GPU's memory alone.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from pathlib import Path
 
 from drafter.factory import DraftPlan
 from verifier.config import ModelConfig
+from verifier.device import DeviceName, bytes_per_value
 from verifier.errors import DraftreeError
 from workers.config import EngineConfig
 
-FLOAT32 = 4  # bytes; the KV cache, activations and embeddings
+FLOAT32 = 4  # bytes; on CPUs the KV cache, activations and embeddings
 GIB = 2**30
 
 
 def check_memory(config: ModelConfig, engine: EngineConfig, drafter: DraftPlan, available: int) -> None:
-    """Refuses what does not fit into ``available`` bytes; all ranks are on this machine.
+    """Refuses what does not fit into ``available`` bytes: of this machine, which has all ranks, or of rank 0's GPU.
 
     Raises:
         DraftreeError: weights and KV cache together need more; says how much.
     """
-    weights = weight_bytes(config)
+    weights, cache = needed_bytes(config, engine)
     cached_tokens = engine.num_pages * engine.page_size
-    copies = max(1, engine.tensor_parallel // config.num_kv_heads)  # of each KV head
-    cache = cached_tokens * kv_bytes_per_token(config) * copies
     drafting = drafter.num_bytes(cached_tokens)
     if weights + cache + drafting > available:
         head = f", {drafter.name} takes {drafting / GIB:.1f} GiB" if drafting else ""
@@ -51,8 +50,22 @@ def check_drafter_memory(drafter: DraftPlan, num_tokens: int, available: int) ->
         )
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Memory of the weights as they are held: embeddings as fp32, matrices as fp16 if they were saved so, else fp32."""
+def needed_bytes(config: ModelConfig, engine: EngineConfig) -> tuple[int, int]:
+    """For weights, and for the KV cache: of all ranks together on the CPU, of one rank on a GPU of its own."""
+    ranks = engine.tensor_parallel
+    copies = max(1, ranks // config.num_kv_heads)  # of each KV head
+    cache = engine.num_pages * engine.page_size * kv_bytes_per_token(config, engine.device) * copies
+    share = ranks if engine.device == "cuda" else 1
+    return weight_bytes(config, engine.device) // share, cache // share
+
+
+def weight_bytes(config: ModelConfig, device: DeviceName = "cpu") -> int:
+    """Memory of the weights as they are held.
+
+    On CPUs embeddings as fp32, matrices as fp16 if they were saved so, else fp32; on GPUs all as they were saved.
+    """
+    if device == "cuda":
+        return sum(map(math.prod, config.tensor_shapes().values())) * bytes_per_value(config, device)
     matrices = 2 if config.dtype == "float16" else FLOAT32
     shapes = config.tensor_shapes()
     embedding = math.prod(shapes.pop("model.embed_tokens.weight"))
@@ -60,8 +73,16 @@ def weight_bytes(config: ModelConfig) -> int:
     return embedding * FLOAT32 + (sum(map(math.prod, shapes.values())) + head) * matrices
 
 
-def kv_bytes_per_token(config: ModelConfig) -> int:
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * FLOAT32
+def kv_bytes_per_token(config: ModelConfig, device: DeviceName = "cpu") -> int:
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * bytes_per_value(config, device)
+
+
+def gpu_memory() -> int:
+    """Bytes that are free on the GPU of this process."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return free
 
 
 def available_memory() -> int:

@@ -14,14 +14,14 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from deployments import build
-from deployments.checks import ServedModel, served_model
+from deployments.checks import ServedModel, device_of, served_model
 from deployments.replicas import drafter_options, verifier_options
 from deployments.settings import Settings
 from drafter.factory import plan_drafter
 from tests.deployments.hollow import EAGLE3_70B, LLAMA_70B, MISTRAL_LARGE, hollow_head, hollow_model
 from verifier.config import ModelConfig
 from verifier.errors import CheckpointError
-from workers.machine import FLOAT32, GIB, kv_bytes_per_token, weight_bytes
+from workers.machine import FLOAT32, GIB, needed_bytes
 
 ROOT = Path(__file__).parents[2]
 FLEETS = ROOT / "deployments" / "fleets"
@@ -171,14 +171,14 @@ def test_our_settings_and_the_models_fit(path: Path, models: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("path", SERVED, ids=lambda path: path.stem)
-def test_the_files_say_what_a_gpu_would_hold(path: Path, models: Path) -> None:
+def test_the_files_say_what_a_gpu_holds(path: Path, models: Path) -> None:
     model = served_model(settings_of(path, models))
-    engine, ranks = model.engine, model.engine.tensor_parallel
-    found = re.search(r"would hold (\d+) GiB of weights .* (\d+) GiB of KV", path.read_text())
+    assert model.engine.device == "cuda"
+    found = re.search(r"holds (\d+) GiB of weights .* (\d+) GiB of KV", path.read_text())
     assert found
-    assert float(found[1]) == pytest.approx(weight_bytes(model.config) / ranks / GIB, abs=1)
-    cache = cache_gib(model.config, engine.num_pages * engine.page_size, ranks) / ranks
-    assert float(found[2]) == pytest.approx(cache, abs=1)
+    weights, cache = needed_bytes(model.config, model.engine)
+    assert float(found[1]) == pytest.approx(weights / GIB, abs=1)
+    assert float(found[2]) == pytest.approx(cache / GIB, abs=1)
 
 
 @pytest.mark.parametrize("path", SERVED, ids=lambda path: path.stem)
@@ -194,9 +194,9 @@ def test_what_is_deployed_fits_the_nodes(path: Path, cluster: Path, models: Path
     assert per_node * sum(bundle["CPU"] for bundle in bundles) <= verifier.cpus
     assert most_replicas(verifiers) <= per_node * verifier.most
     assert rank_gib(model) <= verifier.gib("gpu") * FREE
-    assert per_node * host_gib(model) <= verifier.gib("memory") * FREE
     if settings.drafter_placement == "remote":
         (node,) = matching(node_types(cluster), drafters["ray_actor_options"]["label_selector"])
+        assert device_of(settings, settings.drafter_num_gpus) == "cuda"
         assert most_replicas(drafters) * drafters["ray_actor_options"]["num_gpus"] <= node.most * node.gpus
         assert drafter_gib(settings, model) <= node.gib("gpu") * FREE
         assert drafter_gib(settings, model) <= node.gib("memory") * FREE
@@ -211,22 +211,10 @@ def most_replicas(options: Options) -> int:
     return int(scaling.get("max_replicas", options.get("num_replicas", 0)))
 
 
-def cache_gib(model: ModelConfig, tokens: int, ranks: int) -> float:
-    copies = max(1, ranks // model.num_kv_heads)
-    return tokens * kv_bytes_per_token(model) * copies / GIB
-
-
 def rank_gib(model: ServedModel) -> float:
     """What rank 0, which holds most, takes of a GPU: its part of weights and cache, and all that is kept for drafts."""
-    engine, ranks = model.engine, model.engine.tensor_parallel
-    tokens = engine.num_pages * engine.page_size
-    shared = weight_bytes(model.config) / GIB + cache_gib(model.config, tokens, ranks)
-    return shared / ranks + model.drafter.num_bytes(tokens) / GIB
-
-
-def host_gib(model: ServedModel) -> float:
-    """All ranks together, as `workers.machine.check_memory` counts."""
-    return rank_gib(model) * model.engine.tensor_parallel
+    drafting = model.drafter.num_bytes(model.engine.num_pages * model.engine.page_size)
+    return (sum(needed_bytes(model.config, model.engine)) + drafting) / GIB
 
 
 def drafter_gib(settings: Settings, model: ServedModel) -> float:

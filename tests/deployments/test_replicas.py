@@ -9,6 +9,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from deployments.build import app
+from deployments.checks import device_of, engine_spec, fingerprint
 from deployments.replicas import drafter_options, verifier_options
 from deployments.settings import RefusedSettings, Settings
 from tests.deployments.tiny import make_tiny_model
@@ -75,3 +76,39 @@ def test_serve_takes_all_of_it(tiny: Path) -> None:
 def test_at_most_fewer_than_at_least(tiny: Path) -> None:
     with pytest.raises(RefusedSettings, match="verifier_max_replicas is 1, but must be 0, or verifier_replicas, 2"):
         app(Settings(model=str(tiny), verifier_replicas=2, verifier_max_replicas=1))
+
+
+def test_who_reserves_gpus_computes_on_them() -> None:
+    assert engine_spec(Settings()).device == "cpu"
+    assert engine_spec(Settings(verifier_num_gpus=1)).device == "cuda"
+    assert engine_spec(Settings(verifier_num_gpus=1, device="cpu")).device == "cpu"
+    apart = Settings(verifier_num_gpus=1, drafter_placement="remote")
+    assert device_of(apart, apart.drafter_num_gpus) == "cpu"
+    assert fingerprint(Settings()) != fingerprint(Settings(verifier_num_gpus=1))
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({"device": "gpu"}, "device is 'gpu', but must be 'auto', 'cpu' or 'cuda'"),
+        ({"device": "cuda"}, "device is 'cuda', but must be cpu or auto while verifier_num_gpus is 0"),
+        (
+            {"device": "cuda", "verifier_num_gpus": 1, "drafter_placement": "remote"},
+            "device is 'cuda', but must be cpu or auto while drafter_num_gpus is 0",
+        ),
+        (
+            {"tensor_parallel": 3, "verifier_num_gpus": 0.5},
+            "verifier_num_gpus is 0.5, but must be at least 1, since ranks cannot share a GPU",
+        ),
+    ],
+)
+def test_gpus_that_nobody_will_see_are_refused(tiny: Path, args: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RefusedSettings, match=sentence):
+        app(Settings.model_validate({"model": str(tiny), **args}))
+
+
+def test_memory_of_gpus_is_looked_at_where_they_are(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.build.available_memory", lambda: 1000)
+    app(Settings(model=str(tiny), verifier_num_gpus=1))
+    with pytest.raises(RefusedSettings, match="does not fit"):
+        app(Settings(model=str(tiny)))

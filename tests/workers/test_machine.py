@@ -14,7 +14,14 @@ from verifier.errors import DraftreeError
 from verifier.weights import Checkpoint
 from workers import build
 from workers.build import EngineSpec, build_engine
-from workers.machine import available_memory, check_memory, kv_bytes_per_token, physical_cores, weight_bytes
+from workers.machine import (
+    available_memory,
+    check_memory,
+    kv_bytes_per_token,
+    needed_bytes,
+    physical_cores,
+    weight_bytes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +42,18 @@ def test_memory_is_counted(tiny: Path) -> None:
     check_memory(config, engine, plan_drafter("none", config), needed)
     with pytest.raises(DraftreeError, match="does not fit"):
         check_memory(config, engine, plan_drafter("none", config), needed - 1)
+
+
+def test_a_gpu_holds_one_ranks_part_as_it_was_saved(tiny: Path) -> None:
+    config = ModelConfig.from_hf(tiny)
+    engine = EngineSpec(device="cuda", tensor_parallel=3).engine_config(config)
+    weights, cache = needed_bytes(config, engine)
+    on_disk = sum(path.stat().st_size for path in tiny.glob("*.safetensors"))
+    assert weights == pytest.approx(on_disk / 3, abs=20_000)
+    assert cache == 512 * 2 * 2 * 3 * 64 * 2 // 3
+    check_memory(config, engine, plan_drafter("none", config), weights + cache)
+    with pytest.raises(DraftreeError, match="does not fit"):
+        check_memory(config, engine, plan_drafter("none", config), weights + cache - 1)
 
 
 def test_the_machine_has_memory_and_cores() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from verifier.collectives import ProcessRanks, open_store
+from verifier.device import choose_device
 from verifier.errors import RankLost
 from verifier.lead import END_S, Followers, Leader
 from verifier.verifier import Verifier
@@ -28,18 +29,22 @@ LOOK_S = 0.1
 def load_ranks(path: Path, config: EngineConfig) -> Verifier:
     """A verifier on as many ranks as ``config`` says. Every rank gets an equal share of this process's threads.
 
+    On GPUs each has its own: the one that its bundle gives it, or else the one with its number.
+
     Raises:
         RankLost: a rank could not be started or has failed while it loaded; says why.
-        DraftreeError: rank 0 could not load its own part.
+        DraftreeError: rank 0 could not load its own part, or there are fewer GPUs than ranks.
     """
     size = config.tensor_parallel
     if size == 1:
         return load_verifier(path, config)
     threads = max(1, torch.get_num_threads() // size)
     torch.set_num_threads(threads)
-    store, port = open_store()
-    jobs = [RankJob(rank, path, config, threads, port) for rank in range(1, size)]
     group = reserved_group(size)
+    if group is None:
+        choose_device(config.device, num_gpus=size)
+    store, port = open_store()
+    jobs = [RankJob(rank, path, config, threads, port, gpu=0 if group else rank) for rank in range(1, size)]
     followers = RankProcesses(jobs) if group is None else RankActors(jobs, group)
     try:
         await_signs(store, jobs, followers)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from verifier.collectives import ProcessRanks, find_store
+from verifier.device import use_gpu
 from verifier.errors import DraftreeError
 from verifier.lead import follow
 from verifier.ranks import ALONE, Ranks
@@ -27,6 +28,7 @@ class RankJob:
     config: EngineConfig
     threads: int  # for its arithmetic
     port: int  # of rank 0's store
+    gpu: int = 0  # of those that its process sees, if it is to compute on one
 
     @property
     def sign(self) -> str:
@@ -45,10 +47,10 @@ def run_rank(job: RankJob) -> None:
     store = find_store(job.port)
     store.set(job.sign, "")
     ranks = ProcessRanks(store, job.rank, job.config.tensor_parallel)
-    follow(ranks, load_verifier(job.path, job.config, ranks))
+    follow(ranks, load_verifier(job.path, job.config, ranks, job.gpu))
 
 
-def load_verifier(path: Path, config: EngineConfig, ranks: Ranks = ALONE) -> Verifier:
+def load_verifier(path: Path, config: EngineConfig, ranks: Ranks = ALONE, gpu: int = 0) -> Verifier:
     """The model at ``path``, or a rank's part of it."""
     return Verifier.load(
         path,
@@ -56,6 +58,7 @@ def load_verifier(path: Path, config: EngineConfig, ranks: Ranks = ALONE) -> Ver
         page_size=config.page_size,
         exact=config.exact,
         max_rows=config.max_rows,
+        device=use_gpu(config.device, gpu),
         ranks=ranks,
     )
 

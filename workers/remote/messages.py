@@ -82,8 +82,8 @@ class Rows(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         """``rows [count, width]`` fp32. What fp16 cannot hold goes as fp32 whatever was asked for."""
         half = rows.half() if dtype == "fp16" else None
         if half is not None and bool(half.isfinite().all()):
-            return cls(len(rows), "fp16", half.numpy().tobytes())
-        return cls(len(rows), "fp32", rows.float().numpy().tobytes())
+            return cls(len(rows), "fp16", half.cpu().numpy().tobytes())
+        return cls(len(rows), "fp32", rows.float().cpu().numpy().tobytes())
 
     def tensor(self, width: int) -> Tensor:
         """``[count, width]`` fp32.

@@ -16,6 +16,7 @@ from drafter.medusa_config import is_medusa
 from drafter.networks import NetworkPlan, plan_network
 from drafter.options import DraftOptions
 from verifier.config import ModelConfig
+from verifier.device import DeviceName, choose_device, use_gpu
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
 from workers.stats import RemoteFigures
@@ -103,7 +104,7 @@ def plan_remote(
 
 
 def load_network(
-    name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int
+    name: str, model: Path, options: DraftOptions, *, num_pages: int, page_size: int, device: DeviceName = "cpu"
 ) -> tuple[NetworkDraft, Terms]:
     """What a drafter for remote verifiers of ``model`` drafts with, and what they must agree with.
 
@@ -112,7 +113,7 @@ def load_network(
         num_pages, page_size: of the draft cache.
 
     Raises:
-        DraftreeError: as `plan_remote`.
+        DraftreeError: as `plan_remote`, or there is no such device.
     """
     import torch
 
@@ -124,8 +125,9 @@ def load_network(
     part = remote_part(name, checkpoint.config)
     assert part is not None, f"{name} has no network"
     plan = _plan_network(part, checkpoint.config, options)
+    there = use_gpu(choose_device(device))
     with torch.inference_mode():
-        network = plan.load(TargetParts(checkpoint), create_attention())
+        network = plan.load(TargetParts(checkpoint.on(there)), create_attention(device=there))
     drafter = NetworkDraft(network, num_pages=num_pages, page_size=page_size, options=options)
     return drafter, _terms(checkpoint, plan, network.fusion)
 

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,12 +21,14 @@ import torch
 from drafter.base import DraftLimits
 from tests.deployments.tiny import make_tiny_model
 from verifier.collectives import ProcessRanks, open_store
-from verifier.errors import RankLost
+from verifier.config import ModelConfig
+from verifier.errors import BadSetting, RankLost
 from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
 from workers.build import EngineSpec, build_engine
 from workers.config import EngineConfig
 from workers.engine import Engine
+from workers.ranks.group import load_ranks
 from workers.ranks.processes import RankProcesses
 from workers.ranks.rank import RankJob
 from workers.sequence import Progress, Request
@@ -170,3 +174,32 @@ def test_a_rank_that_never_comes_up_is_not_waited_for(tiny: str) -> None:
         build(tiny, 3)
     killer.join()
     assert rank_pids() == []
+
+
+def test_on_gpus_every_rank_needs_its_own(tiny: str) -> None:
+    """Without a bundle for each there must be as many to see; nothing is started in vain."""
+    config = replace(EngineSpec(tiny, tensor_parallel=3).engine_config(ModelConfig.from_hf(Path(tiny))), device="cuda")
+    with (
+        patch("torch.cuda.is_available", return_value=True),
+        patch("torch.cuda.device_count", return_value=2),
+        pytest.raises(BadSetting, match="tensor_parallel is 3, but must be at most 2, as each rank needs a GPU"),
+    ):
+        load_ranks(Path(tiny), config)
+
+
+@pytest.mark.parametrize(("group", "gpus"), [(None, [1, 2]), (object(), [0, 0])])
+def test_ranks_take_the_gpu_of_their_number_or_of_their_bundle(
+    tiny: str, group: object, gpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[RankJob] = []
+
+    def start(jobs: Sequence[RankJob], *_: object) -> None:
+        started.extend(jobs)
+        raise RankLost("that is enough")
+
+    monkeypatch.setattr("workers.ranks.group.reserved_group", lambda size: group)
+    monkeypatch.setattr("workers.ranks.group.RankProcesses", start)
+    monkeypatch.setattr("workers.ranks.group.RankActors", start)
+    with pytest.raises(RankLost, match="that is enough"):
+        load_ranks(Path(tiny), EngineConfig(num_pages=4, tensor_parallel=3))
+    assert [job.gpu for job in started] == gpus
