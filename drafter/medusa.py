@@ -127,7 +127,7 @@ class MedusaDraft(InstantDraft):
             return {}
         num_heads = min(self.heads.config.num_heads, max(request.limits.max_draft for request in ready))
         logits = self.heads.logits(torch.cat(features), num_heads)
-        if self._options.noise_ranking:
+        if self._options.noise_ranking and not all(request.sampling.is_greedy for request in ready):
             logits = self._with_noise(ready, logits)
         num_guesses = max(request.limits.draft_top_k for request in ready)
         guesses = best_guesses(logits.transpose(0, 1).flatten(0, 1), self.heads.target_ids, num_guesses)
@@ -140,11 +140,11 @@ class MedusaDraft(InstantDraft):
         """``logits [num_heads, rows, draft vocabulary]`` with the noise of the positions that the heads guess."""
         ids = self.heads.target_ids.numpy()
         rows = [
-            row if request.sampling.is_greedy else add_noise(row, ids, request.sampling, len(request.ids) + head)
+            add_noise(row, ids, request.sampling, len(request.ids) + head)
             for head, of_head in enumerate(logits)
-            for row, request in zip(of_head, requests, strict=True)
+            for row, request in zip(of_head.split(1), requests, strict=True)
         ]
-        return torch.stack(rows).view_as(logits)
+        return torch.cat(rows).view_as(logits)
 
     def _grow(self, request: DraftRequest, levels: Sequence[Guesses]) -> ScoredTree:
         root, limits, options = request.ids[-1], request.limits, self._options

@@ -118,7 +118,7 @@ class NetworkDraft(InstantDraft):
     def _extend(self, drafts: Sequence[_Draft], states: Tensor) -> None:
         """Lets the drafts grow by what follows from their frontiers' ``states``."""
         logits = self.network.logits(states)
-        if self.options.noise_ranking:
+        if self.options.noise_ranking and not all(draft.request.sampling.is_greedy for draft in drafts):
             logits = self._with_noise(drafts, logits)
         num_guesses = max(draft.growth.num_guesses for draft in drafts)
         guesses = iter(best_guesses(logits, self.network.target_ids, num_guesses))
@@ -127,14 +127,13 @@ class NetworkDraft(InstantDraft):
 
     def _with_noise(self, drafts: Sequence[_Draft], logits: Tensor) -> Tensor:
         ids = self.network.target_ids.numpy()
-        rows = iter(logits)
+        rows = logits.split([len(draft.growth.frontier) for draft in drafts])
         noisy: list[Tensor] = []
-        for draft in drafts:
-            sampling, num_ids = draft.request.sampling, len(draft.request.ids)
-            for node in draft.growth.frontier:
-                row = next(rows)
-                noisy.append(row if sampling.is_greedy else add_noise(row, ids, sampling, num_ids + node.depth))
-        return torch.stack(noisy)
+        for draft, own in zip(drafts, rows, strict=True):
+            # A frontier is a level of the tree, so the noise of one position is that of all its nodes.
+            position = len(draft.request.ids) + draft.growth.frontier[0].depth
+            noisy.append(add_noise(own, ids, draft.request.sampling, position))
+        return torch.cat(noisy)
 
 
 class _Draft:
@@ -164,11 +163,13 @@ def best_guesses(logits: Tensor, target_ids: Tensor, num_guesses: int) -> list[G
 
 
 def add_noise(logits: Tensor, ids: np.ndarray, sampling: SamplingParams, position: int) -> Tensor:
-    """log q plus the noise with which the target will draw the token at ``position``, ``[len(ids)]``.
+    """log q plus the noise with which the target will draw the token at ``position``, ``[rows, len(ids)]``.
 
-    Its greatest entry is the target's choice wherever the two agree, so it ranks; and its softmax, which is all but one
-    where that choice is clear, passes for the probability of being accepted.
+    A row's greatest entry is the target's choice wherever the two agree, so it ranks; and its softmax, which is all but
+    one where that choice is clear, passes for the probability of being accepted. Greedy requests have no noise.
     """
-    noise = gumbel_noise(sampling.seed, sampling.choice, position, 0, int(ids.max()) + 1)[ids]
-    noisy = process(logits.cpu().numpy().copy(), sampling) + noise.astype(np.float32)
-    return torch.from_numpy(noisy).to(logits.device)
+    if sampling.is_greedy:
+        return logits
+    noise = gumbel_noise(sampling.seed, sampling.choice, position, ids).astype(np.float32)
+    scores = [process(row, sampling) for row in logits.cpu().numpy()]
+    return torch.from_numpy(np.stack(scores) + noise).to(logits.device)

@@ -20,7 +20,7 @@ class DraftOptions:
     growth: str = "dynamic"  # trees: the likeliest nodes (EAGLE-2, EAGLE-3), or EAGLE-1's fixed shape
     threshold: float = 0.0  # dynamic: guesses less likely to be reached are left out; 0: none
     decay: float = 1.0  # dynamic: factor on a node's rank for each level it lies deeper; 1: none
-    noise_ranking: bool = False  # above temperature 0: rank by what the target's noise favours
+    noise_ranking: bool = True  # above temperature 0: rank by what the target's noise favours
     layer_ids: tuple[int, ...] = ()  # EAGLE-3: boundary ids of the layers it reads; empty: what its config says
 
     def __post_init__(self) -> None:

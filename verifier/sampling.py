@@ -25,7 +25,6 @@ Scores = NDArray[np.float32]
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM; dividing by less would overflow fp32 logits
 MAX_TEMPERATURE = 100.0
-_IDS_PER_BLOCK = 4  # one Philox counter value makes four 64-bit words
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def draw(logits: torch.Tensor, params: SamplingParams, position: int) -> Draw:
     assert np.isfinite(scores.max()), "the model's logits are broken: NaN, infinite, or nothing allowed"
     if params.is_greedy:
         return _best(scores)
-    bits = _random_bits(params.seed, params.choice, position, 0, len(scores))
+    bits = _random_bits(params.seed, params.choice, position, len(scores))
     ids = _contenders(scores, bits)
     token, margin = _best(scores[ids] + _gumbel(bits[ids]))
     return Draw(int(ids[token]), margin)
@@ -102,9 +101,9 @@ def process(logits: Scores, params: SamplingParams) -> Scores:
     return scores
 
 
-def gumbel_noise(seed: int, choice: int, position: int, first_id: int, num_ids: int) -> NDArray[np.float64]:
-    """The noise of token ids ``first_id .. first_id + num_ids - 1``; any slice equals that slice of the whole."""
-    return _gumbel(_random_bits(seed, choice, position, first_id, num_ids))
+def gumbel_noise(seed: int, choice: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.float64]:
+    """The noise of the tokens ``ids``, one or more, in any order."""
+    return _gumbel(_random_bits(seed, choice, position, int(ids.max()) + 1)[ids])
 
 
 def _keep_best(scores: Scores, top_k: int, top_p: float) -> None:
@@ -124,12 +123,11 @@ def _keep_best(scores: Scores, top_k: int, top_p: float) -> None:
     scores[~keep] = -np.inf
 
 
-def _random_bits(seed: int, choice: int, position: int, first_id: int, num_ids: int) -> NDArray[np.uint64]:
-    """One 64-bit word for each token id: Philox with key (seed, choice) and counter (id // 4, position)."""
+def _random_bits(seed: int, choice: int, position: int, num_ids: int) -> NDArray[np.uint64]:
+    """One 64-bit word for each token id, four to a block: Philox with key (seed, choice), counter (block, position)."""
     key = np.array([seed % 2**64, choice], dtype=np.uint64)
-    counter = np.array([first_id // _IDS_PER_BLOCK, position, 0, 0], dtype=np.uint64)
-    skip = first_id % _IDS_PER_BLOCK
-    return np.random.Philox(counter=counter, key=key).random_raw(skip + num_ids)[skip:]
+    counter = np.array([0, position, 0, 0], dtype=np.uint64)
+    return np.random.Philox(counter=counter, key=key).random_raw(num_ids)
 
 
 def _gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -58,7 +58,12 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     add("--draft-growth", default=drafting.growth, metavar="G", help=f"{' or '.join(GROWTHS)} (default: %(default)s)")
     add("--draft-threshold", type=float, default=0.0, metavar="P", help="least probability of a guess (default: none)")
     add("--draft-decay", type=float, default=1.0, metavar="F", help="factor on ranks by level (default: 1, none)")
-    add("--draft-noise-ranking", action="store_true", help="above temperature 0, rank with the noise that draws")
+    add(
+        "--draft-noise-ranking",
+        action=argparse.BooleanOptionalAction,
+        default=drafting.noise_ranking,
+        help="above temperature 0, rank with the noise that draws",
+    )
     add("--draft-layer-ids", default="", metavar="IDS", help="layers an EAGLE-3 head reads, as in 2,15,27")
 
 

@@ -167,7 +167,7 @@ def test_candidates_can_be_ranked_with_the_noise_of_their_positions(tmp_path: Pa
     """The best candidate of each depth is then what the target would draw there, had it the head's distribution."""
     shape = MedusaShape(num_heads=3, truncated=48)
     weights = random_medusa(shape)
-    drafter = MedusaDraft(load(tmp_path, shape, weights, target), DraftOptions(noise_ranking=True))
+    drafter = MedusaDraft(load(tmp_path, shape, weights, target), DraftOptions())
     features = torch.randn(5, 64)
     sampling = SamplingParams(temperature=0.7, top_p=0.95, seed=3)
     noisy = replace(request([1, 2, 3, 4, 5], features, DraftLimits(3, 1, 3)), sampling=sampling)

@@ -39,8 +39,8 @@ def test_layer_ids_are_numbers_with_commas_between() -> None:
 
 
 def test_options_without_use_for_a_drafter_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="draft_noise_ranking is True, but must be left out, since ngram is no"):
-        plan_drafter("ngram", target_config(), DraftOptions(noise_ranking=True))
+    with pytest.raises(BadSetting, match="draft_noise_ranking is False, but must be left out, since ngram is no"):
+        plan_drafter("ngram", target_config(), DraftOptions(noise_ranking=False))
     eagle = save_tiny_eagle(tmp_path / "eagle", EagleShape())
     with pytest.raises(BadSetting, match=r"draft_layer_ids is \(2, 3, 4\), .* since eagle is no EAGLE-3 head"):
         plan_drafter(str(eagle), target_config(), DraftOptions(layer_ids=(2, 3, 4)))

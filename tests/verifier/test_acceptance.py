@@ -144,7 +144,7 @@ def chi_square(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
 
 def many_draws(scores: NDArray[np.float32], position: int) -> list[int]:
     """What would be drawn from ``scores`` [4], many times. Each row of the noise serves as a vocabulary of its own."""
-    noise = gumbel_noise(11, 0, position, 0, NUM_DRAWS * 4).reshape(NUM_DRAWS, 4)
+    noise = gumbel_noise(11, 0, position, np.arange(NUM_DRAWS * 4)).reshape(NUM_DRAWS, 4)
     tokens: list[int] = np.argmax(scores + noise, axis=1).tolist()
     return tokens
 

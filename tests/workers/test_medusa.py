@@ -61,7 +61,7 @@ def test_the_text_is_that_of_plain_decoding(
     """Chunked prompts, prefix hits, preemption, trees of either kind."""
     what, requests, num_pages = case(temperature, tight, prefix_cache)
     verifier = Verifier.load(target, num_pages=num_pages, page_size=PAGE_SIZE, max_rows=MAX_ROWS)
-    options = DraftOptions(growth="static") if static else DraftOptions(noise_ranking=True)
+    options = DraftOptions(growth="static") if static else DraftOptions()
     plan = plan_drafter(str(save_medusa_1(tmp_path, random_medusa(SHAPE))), verifier.config, options)
     drafter = plan.create(verifier)
     assert isinstance(drafter, MedusaDraft)

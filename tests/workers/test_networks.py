@@ -35,7 +35,7 @@ from workers.engine import Engine
 from workers.sequence import Request
 
 SHAPE = HeadShape(target_hidden=72, hidden=72, head_dim=16)
-NOISY = DraftOptions(noise_ranking=True)
+DEFAULTS, BLIND = DraftOptions(), DraftOptions(noise_ranking=False)
 
 
 class ReadingDrafter(RecordingDrafter):
@@ -142,15 +142,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("kind", "options", "temperature", "tight", "prefix_cache"),
     [
         *(
-            ("eagle3", NOISY, temperature, *cache)
+            ("eagle3", DEFAULTS, temperature, *cache)
             for temperature in (0.0, 1.0)
             for cache in ((True, True), (False, True), (True, False))
         ),
-        ("eagle3", DraftOptions(threshold=0.1, decay=0.9), 1.0, False, True),
-        ("eagle", DraftOptions(growth="static", noise_ranking=True), 1.0, True, True),
-        ("eagle", DraftOptions(), 0.0, False, True),
-        ("model", NOISY, 1.0, True, True),
-        ("model", DraftOptions(), 0.0, False, True),
+        ("eagle3", DraftOptions(threshold=0.1, decay=0.9, noise_ranking=False), 1.0, False, True),
+        ("eagle", DraftOptions(growth="static"), 1.0, True, True),
+        ("eagle", DEFAULTS, 0.0, False, True),
+        ("model", DEFAULTS, 1.0, True, True),
+        ("model", BLIND, 1.0, False, True),
     ],
 )
 def test_the_text_is_that_of_plain_decoding(

@@ -80,7 +80,7 @@ METHODS = (
     ),
     Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS, SHALLOW), trained_as="eagle3"),
     Method("EAGLE-3, adaptive", ("eagle3",), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
-    Method("EAGLE-3, noise ranking", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=True), trained_as="eagle3"),
+    Method("EAGLE-3, blind to noise", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=False), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram", ("eagle3", "ngram"), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
 )

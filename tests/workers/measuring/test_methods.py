@@ -83,16 +83,16 @@ def test_an_interrupted_comparison_goes_on(world: World) -> None:
 
 
 def test_weights_that_are_new_answer_beside_plain_decoding_of_their_own(world: World) -> None:
-    world.compare("--temperature", "0", "--only", "n-gram", "EAGLE-3, noise")
+    world.compare("--temperature", "0", "--only", "n-gram", "EAGLE-3, blind")
     head = world.folder / "heads" / "eagle3" / "config.json"
     head.write_text(head.read_text() + "\n")
-    _, data = world.compare("--temperature", "0", "--only", "n-gram", "EAGLE-3, noise")
+    _, data = world.compare("--temperature", "0", "--only", "n-gram", "EAGLE-3, blind")
     added = [json.loads(line) for line in world.rounds[2:]]
     assert len(added) == 2
     assert all(name.startswith("EAGLE-3") for each in added for name in each["outcomes"])
     assert all(each["plain"]["num_tokens"] > 0 for each in added)
     assert {row["prompts"] for row in data["methods"]} == {2}
-    assert {row["method"] for row in data["methods"]} == {"n-gram", "n-gram, adaptive", "EAGLE-3, noise ranking"}
+    assert {row["method"] for row in data["methods"]} == {"n-gram", "n-gram, adaptive", "EAGLE-3, blind to noise"}
 
 
 def test_rounds_under_other_conditions_are_not_mixed(world: World, capsys: pytest.CaptureFixture[str]) -> None:

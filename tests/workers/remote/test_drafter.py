@@ -98,7 +98,7 @@ def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     monkeypatch.setattr(remote, "CATCH_UP_ROWS", 24)
     monkeypatch.setattr(link, "REFUSED_S", 0.2)  # a corrupted greeting is another drafter's
-    world = RemoteWorld(folders["target"], folders[kind], DraftOptions(noise_ranking=True))
+    world = RemoteWorld(folders["target"], folders[kind], DraftOptions())
     requests = make_requests(Case("none", True, 6, PAGE_SIZE, temperature, True, tight), 160)[:4]
     num_pages = 13 * (1 if tight else 4)
     verifier = Verifier.load(folders["target"], num_pages=num_pages, page_size=PAGE_SIZE, max_rows=MAX_ROWS)
