@@ -48,16 +48,15 @@ class MedusaHeads:
         self.fusion = last_state(target)
         self.target_ids = checkpoint.target_ids
         self._columns = self.target_ids.to(target.device)
-        heads = range(self.config.num_heads)
+        checkpoint = checkpoint.on(target.device)
+        heads, layers = range(self.config.num_heads), range(self.config.num_layers)
         # The first blocks read the same state, so they run as one; later ones read what their own head has made of it.
-        layers, device = range(self.config.num_layers), target.device
-        self._first = [_block(checkpoint, heads, layer, device) for layer in layers[:1]]
-        self._later = [[_block(checkpoint, (head,), layer, device) for layer in layers[1:]] for head in heads]
+        self._first = [_block(checkpoint, heads, layer) for layer in layers[:1]]
+        self._later = [[_block(checkpoint, (head,), layer) for layer in layers[1:]] for head in heads]
         if self.config.outputs == "own":
-            self._outputs = [Linear([checkpoint.output(head).to(device)]) for head in heads]
+            self._outputs = [Linear([checkpoint.output(head)]) for head in heads]
         else:
-            own = self.config.outputs == "shared"
-            shared = Linear([checkpoint.output(0).to(device)]) if own else target.head
+            shared = Linear([checkpoint.output(0)]) if self.config.outputs == "shared" else target.head
             self._outputs = [shared] * self.config.num_heads
 
     def logits(self, features: Tensor, num_heads: int) -> Tensor:
@@ -75,11 +74,10 @@ class MedusaHeads:
         return logits if logits.shape[1] == len(self._columns) else logits[:, self._columns]
 
 
-def _block(checkpoint: MedusaCheckpoint, heads: Sequence[int], layer: int, device: torch.device) -> Linear:
-    def tensors(kind: str) -> list[Tensor]:
-        return [checkpoint.tensor(f"blocks.{head}.layers.{layer}.{kind}").to(device) for head in heads]
-
-    return Linear(tensors("weight"), tensors("bias") if checkpoint.config.has_bias else [])
+def _block(checkpoint: MedusaCheckpoint, heads: Sequence[int], layer: int) -> Linear:
+    names = [f"blocks.{head}.layers.{layer}" for head in heads]
+    biases = [checkpoint.tensor(f"{name}.bias") for name in names] if checkpoint.config.has_bias else []
+    return Linear([checkpoint.tensor(f"{name}.weight") for name in names], biases)
 
 
 class MedusaDraft(InstantDraft):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from verifier.errors import CheckpointError
 from verifier.weights import SafetensorsFolder, TensorFiles, check_tensors, held_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 HEADS_FILE = "medusa_lm_head"
@@ -80,6 +81,7 @@ class MedusaCheckpoint:
     _vocab_size: int  # the target's
     _names: Mapping[str, str]  # canonical -> as stored
     _files: TensorFiles
+    _device: torch.device | str = "cpu"  # for its tensors, the map of ids apart
 
     @classmethod
     def open(cls, folder: Path, target: ModelConfig) -> MedusaCheckpoint:
@@ -104,8 +106,12 @@ class MedusaCheckpoint:
         return weights + 4 * num_slots * self.config.hidden_size
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor by canonical name, as saved; on the CPU."""
-        return self._files.tensor(self._names[name])
+        """One tensor by canonical name, as saved."""
+        return self._files.tensor(self._names[name]).to(self._device)
+
+    def on(self, device: torch.device) -> MedusaCheckpoint:
+        """The same, with its tensors on ``device``."""
+        return replace(self, _device=device)
 
     def output(self, head: int) -> Tensor:
         """The output matrix ``[len(target_ids), hidden]`` of a head."""
@@ -131,7 +137,7 @@ class MedusaCheckpoint:
 
         if TOKEN_MAP not in self._names:
             return torch.arange(min(self.config.num_outputs, self._vocab_size))
-        ids = self.tensor(TOKEN_MAP).long()
+        ids = self._files.tensor(self._names[TOKEN_MAP]).long()
         outputs = self.config.num_outputs
         if ids.dim() != 1 or len(ids) > outputs:
             raise CheckpointError(f"{self.name}: {TOKEN_MAP} has shape {list(ids.shape)} for {outputs} outputs.")

@@ -39,7 +39,6 @@ from workers.sequence import Request
 
 NUM_PAGES, PAGE_SIZE, MAX_ROWS = 40, 8, 32
 LIMITS = DraftLimits(3, 2, 5)
-NOISY = DraftOptions(noise_ranking=True)
 EAGLE_3 = HeadShape(target_hidden=72, hidden=72, head_dim=16, own_embedding=True, fc_norm=True)
 MEDUSA = MedusaShape(num_heads=3, num_layers=2, hidden=72, truncated=50)
 
@@ -69,8 +68,7 @@ def engine(folders: dict[str, Path], kind: str, device: str) -> Engine:
         folders["target"], num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_rows=MAX_ROWS, device=device
     )
     names = [str(folders.get(each, each)) for each in kind.split("+")]
-    options = DraftOptions() if kind == "none" else NOISY
-    drafter = plan_drafter("+".join(names), verifier.config, options).create(verifier)
+    drafter = plan_drafter("+".join(names), verifier.config).create(verifier)
     return Engine(verifier, drafter, EngineConfig(NUM_PAGES, PAGE_SIZE, max_rows=MAX_ROWS, limits=LIMITS))
 
 

@@ -75,6 +75,13 @@ class TritonAttention:
         return out
 
 
+@triton.jit
+def seen_keys(positions: tl.tensor, row: tl.tensor, window: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The position of the first key that a row sees, and the one after the last, its own."""
+    end = tl.load(positions + row).to(tl.int32) + 1
+    return tl.where(window > 0, tl.maximum(end - window, 0), 0), end
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def attend_split(
     mixed: tl.tensor,  # [rows, splits, heads, head_dim] fp32: the values' sum by weights that are relative to `largest`
@@ -104,8 +111,7 @@ def attend_split(
 ) -> None:
     """The online softmax of one row, for the heads of one kv head, over the keys of one split that it sees."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    end = tl.load(positions + row).to(tl.int32) + 1
-    first = tl.where(window > 0, tl.maximum(end - window, 0), 0)
+    first, end = seen_keys(positions, row, window)
     begin = tl.maximum(split * SPLIT, first // BLOCK * BLOCK)
     stop = tl.minimum((split + 1) * SPLIT, end)
     if begin < stop:
@@ -163,8 +169,7 @@ def add_splits(
 ) -> None:
     """What `attend_split` made of the splits that one row sees, one after the other, as one softmax."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
-    end = tl.load(positions + row).to(tl.int32) + 1
-    first = tl.where(window > 0, tl.maximum(end - window, 0), 0)
+    first, end = seen_keys(positions, row, window)
     heads = kv_head * GROUP + tl.arange(0, GROUP_LANES)
     is_head = tl.arange(0, GROUP_LANES) < GROUP
     dims = tl.arange(0, DIM_LANES)
