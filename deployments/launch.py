@@ -84,6 +84,20 @@ def check_port(host: str, port: int) -> None:
             raise RefusedSettings(f"Cannot listen on {host} port {port}: {error.strerror}.") from None
 
 
+def check_gpus(settings: Settings, num_gpus: float) -> None:
+    """Whether all replicas will find the GPUs that they reserve on this machine; Serve would wait for them forever.
+
+    Raises:
+        RefusedSettings: they will not.
+    """
+    reserved = max(1, settings.verifier_replicas) * settings.tensor_parallel * settings.verifier_num_gpus
+    if settings.drafter_placement == "remote":
+        reserved += settings.drafter_replicas * settings.drafter_num_gpus
+    if reserved > num_gpus:
+        names = "verifier_num_gpus and drafter_num_gpus reserve"
+        raise RefusedSettings(f"{names} {reserved:g} GPUs, and this machine has {num_gpus:g}.")
+
+
 def serve_until_interrupted(application: Application, settings: Settings, host: str, port: int) -> int:
     """Starts Ray and Serve, deploys, waits, and stops all of it again."""
     import ray
@@ -97,6 +111,7 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        check_gpus(settings, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         serve.run(application, route_prefix="/", logging_config=QUIET)
         announce(settings, host, port)
@@ -104,7 +119,7 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
             signal.pause()
     except KeyboardInterrupt:
         say("Stopping …")
-    except RuntimeError as error:  # what Serve raises when a replica does not start
+    except (RefusedSettings, RuntimeError) as error:  # the latter is Serve's when a replica does not start
         say(str(error))
         code = 1
     finally:

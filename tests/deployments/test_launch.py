@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.launch import check_port, command_line, main
-from deployments.settings import RefusedSettings
+from deployments.launch import check_gpus, check_port, command_line, main
+from deployments.settings import RefusedSettings, Settings
 from tests.deployments.tiny import make_tiny_model
 
 PATIENCE_S = 120.0
@@ -57,6 +57,18 @@ def test_a_port_that_was_used_a_moment_ago_is_not_taken(listener: socket.socket)
 def test_an_impossible_address_is_refused(host: str, port: int) -> None:
     with pytest.raises(RefusedSettings):
         check_port(host, port)
+
+
+def test_gpus_that_are_not_there_are_not_waited_for() -> None:
+    """Serve waits for a larger cluster, and says so every half minute for ever."""
+    settings = Settings(verifier_replicas=2, tensor_parallel=3, verifier_num_gpus=1)
+    check_gpus(settings, 6)
+    with pytest.raises(RefusedSettings, match="reserve 6 GPUs, and this machine has 5"):
+        check_gpus(settings, 5)
+    remote = settings.model_copy(update={"drafter_placement": "remote", "drafter_num_gpus": 0.5})
+    check_gpus(remote, 6.5)
+    with pytest.raises(RefusedSettings, match=r"reserve 6\.5 GPUs"):
+        check_gpus(remote, 6)
 
 
 def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
