@@ -16,6 +16,7 @@ import shlex
 import signal
 import socket
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -49,11 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
+    parser = OneLineParser(
+        prog="python -m deployments.launch",
+        description="Serves a model on this machine.",
+        epilog=f"settings, with their defaults:\n{settings_in_words()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from outside (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="see deployments/settings.py")
+    parser.add_argument("--port", type=int, default=8000, help="of the service (default: %(default)s)")
+    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="settings of the service, below")
     return parser
+
+
+def settings_in_words() -> str:
+    """Each with its default, as it is given, and its meaning."""
+    margin, entries = " " * 6, []
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        meaning = textwrap.fill(str(field.description), 79, initial_indent=margin, subsequent_indent=margin)
+        entries.append(f"  {name}={default}\n{meaning}")
+    return "\n".join(entries)
 
 
 def _pair(text: str) -> tuple[str, str]:

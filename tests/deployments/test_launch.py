@@ -79,6 +79,13 @@ def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
+def test_help_lists_all_settings() -> None:
+    """It named a file of the source instead, which somebody who has installed a wheel would have to look for."""
+    said = command_line().format_help()
+    assert all(f"\n  {name}=" in said for name in Settings.model_fields)
+    assert "  exact=true\n      Whether a row's result" in said
+
+
 def test_refusals_are_one_sentence(listener: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:
     """Before Ray starts and before a model is looked for."""
     assert main(["max_drafts=4"]) == 1

@@ -149,7 +149,8 @@ class Wish(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 class Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sequence's text from position ``start`` on, with the features of positions ``max(start - 1, 0)`` up to and
-    without the last; a chunk of it, without a wish, where all is too much for one message."""
+    without the last; a chunk of it, without a wish, where all is too much for one message.
+    """
 
     sequence: Count
     start: Count
