@@ -122,8 +122,7 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
     say("Starting Ray and loading the model …")
     code = 0
     try:
-        # The dashboard's processes would take their share of the cores that the model is short of.
-        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+        start_ray()
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -143,6 +142,21 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
             signal.signal(number, signal.SIG_IGN)  # impatience would leave processes behind
         ray.shutdown()  # this Ray is ours alone: Serve and its replicas end with it
     return code
+
+
+def start_ray() -> None:
+    """A Ray of our own, in this process and others.
+
+    Raises:
+        RuntimeError: it did not start, as on a machine so busy that Ray's half minute for it is too short.
+    """
+    import ray
+
+    try:
+        # The dashboard's processes would take their share of the cores that the model is short of.
+        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+    except Exception as error:  # Ray has no exception of its own for this
+        raise RuntimeError(f"Ray did not start: {error}") from error
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.launch import check_gpus, check_port, command_line, main
+from deployments.bench import free_port
+from deployments.launch import STOP_SIGNALS, check_gpus, check_port, command_line, main
 from deployments.settings import RefusedSettings, Settings
 from tests.deployments.tiny import make_tiny_model
 
@@ -77,6 +78,25 @@ def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
         command_line().parse_args(["max_draft"])
     assert "name=value" in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
+
+
+def test_a_ray_that_does_not_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine Ray gives up after half a minute, and that was a traceback of its innards."""
+
+    def give_up(*arguments: object, **options: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("deployments.launch.app", lambda settings: None)
+    monkeypatch.setattr("ray.init", give_up)
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    try:
+        assert main(["--port", str(free_port())]) == 1
+    finally:
+        for number, handler in zip(STOP_SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.splitlines()[1:] == ["Ray did not start: The current node timed out during startup."]
 
 
 def test_help_lists_all_settings() -> None:
