@@ -54,7 +54,7 @@ def test_a_port_that_was_used_a_moment_ago_is_not_taken(listener: socket.socket)
     check_port("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000)])
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000), ("", 8000)])
 def test_an_impossible_address_is_refused(host: str, port: int) -> None:
     with pytest.raises(RefusedSettings):
         check_port(host, port)
@@ -104,6 +104,12 @@ def test_help_lists_all_settings() -> None:
     said = command_line().format_help()
     assert all(f"\n  {name}=" in said for name in Settings.model_fields)
     assert "  exact=true\n      Whether a row's result" in said
+
+
+def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first value was overlooked without a word."""
+    assert main(["max_draft=3", "model=a", "max_draft=3"]) == 1
+    assert capsys.readouterr().err == "Error: setting max_draft is given more than once.\n"
 
 
 def test_refusals_are_one_sentence(listener: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:
