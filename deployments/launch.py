@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until Ctrl-C or SIGTERM; returns the exit code."""
     options = command_line().parse_args(arguments)
     try:
-        settings = Settings.model_validate(dict(options.settings))
+        settings = Settings.model_validate(once_each(options.settings))
         check_port(options.host, options.port)
         application = app(settings)
     except ClickException as error:
@@ -63,12 +63,26 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def once_each(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """
+    Raises:
+        RefusedSettings: a name comes twice; one of its values would be overlooked.
+    """
+    settings = dict(pairs)
+    if len(settings) < len(pairs):
+        twice = next(name for name in settings if [each for each, _ in pairs].count(name) > 1)
+        raise RefusedSettings(f"setting {twice} is given more than once.")
+    return settings
+
+
 def check_port(host: str, port: int) -> None:
     """Whether this process could listen there.
 
     Raises:
         RefusedSettings: it could not.
     """
+    if not host:  # sockets take this for every address that the machine has
+        raise RefusedSettings("The host is empty, but must be an address; 0.0.0.0 stands for all of them.")
     if not 0 < port < 2**16:
         raise RefusedSettings(f"The port is {port}, but must be 1 to {2**16 - 1}.")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -53,7 +53,7 @@ def test_a_port_that_was_used_a_moment_ago_is_not_taken(listener: socket.socket)
     check_port("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000)])
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000), ("", 8000)])
 def test_an_impossible_address_is_refused(host: str, port: int) -> None:
     with pytest.raises(RefusedSettings):
         check_port(host, port)
@@ -77,6 +77,12 @@ def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
         command_line().parse_args(["max_draft"])
     assert "name=value" in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
+
+
+def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first value was overlooked without a word."""
+    assert main(["max_draft=3", "model=a", "max_draft=3"]) == 1
+    assert capsys.readouterr().err == "Error: setting max_draft is given more than once.\n"
 
 
 def test_refusals_are_one_sentence(listener: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:
