@@ -179,8 +179,8 @@ class RemoteDraft:
 
     def _hear(self, message: Answer | Welcome) -> None:
         if isinstance(message, Welcome):
-            for question in self._unanswered.values():  # whatever has not been answered by now will not be
-                question.trees = {}
+            for overdue in self._unanswered.values():  # whatever has not been answered by now will not be
+                overdue.trees = {}
             self._unanswered.clear()
             if message.epoch != self._epoch:
                 self._sessions.clear()
