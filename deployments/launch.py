@@ -16,6 +16,7 @@ import shlex
 import signal
 import socket
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -49,11 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
+    parser = OneLineParser(
+        prog="python -m deployments.launch",
+        description="Serves a model on this machine.",
+        epilog=f"settings, with their defaults:\n{settings_in_words()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from outside (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="see deployments/settings.py")
+    parser.add_argument("--port", type=int, default=8000, help="of the service (default: %(default)s)")
+    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="settings of the service, below")
     return parser
+
+
+def settings_in_words() -> str:
+    """Each with its default, as it is given, and its meaning."""
+    margin, entries = " " * 6, []
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        meaning = textwrap.fill(str(field.description), 79, initial_indent=margin, subsequent_indent=margin)
+        entries.append(f"  {name}={default}\n{meaning}")
+    return "\n".join(entries)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -120,8 +136,7 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
     say("Starting Ray and loading the model …")
     code = 0
     try:
-        # The dashboard's processes would take their share of the cores that the model is short of.
-        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+        start_ray()
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -141,6 +156,21 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
             signal.signal(number, signal.SIG_IGN)  # impatience would leave processes behind
         ray.shutdown()  # this Ray is ours alone: Serve and its replicas end with it
     return code
+
+
+def start_ray() -> None:
+    """A Ray of our own, in this process and others.
+
+    Raises:
+        RuntimeError: it did not start, as on a machine so busy that Ray's half minute for it is too short.
+    """
+    import ray
+
+    try:
+        # The dashboard's processes would take their share of the cores that the model is short of.
+        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+    except Exception as error:  # Ray has no exception of its own for this
+        raise RuntimeError(f"Ray did not start: {error}") from error
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

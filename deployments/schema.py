@@ -64,7 +64,7 @@ NEUTRAL_IN_MESSAGES: Neutral = {
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equal in JSON's eyes, where 1, 1.0 are one number and true is none."""
+    """Equal in JSON's eyes, where 1 and 1.0 are the same number and true is no number."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
