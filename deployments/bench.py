@@ -1,6 +1,6 @@
 """The README's figures for plain decoding, guessing and the way through HTTP: a table, then one line of JSON.
 
-    python -m deployments.bench [--prompts FILE] [--count 8] [--max-tokens 128] [--no-http]
+    python -m deployments.bench [--prompts FILE] [--count 8] [--max-tokens 128] [--rounds 20] [--no-http]
 
 Ratios are medians over prompts that all contestants answer in turn. Leave the machine alone meanwhile.
 """
@@ -104,15 +104,25 @@ def through_http(inside: Contestant, prompts: Sequence[Sequence[int]], max_token
         )
 
 
-def main() -> int:
-    parser = OneLineParser(prog="python -m deployments.bench", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--count", type=at_least(1), default=8)
-    parser.add_argument("--max-tokens", type=at_least(1), default=128)
-    parser.add_argument("--rounds", type=at_least(1), default=20, help="of the forward passes by rows")
-    parser.add_argument("--no-http", dest="http", action="store_false")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    options = command_line().parse_args(arguments)
     return as_command("bench", lambda: run(options))
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m deployments.bench",
+        description="Measures plain decoding, guessing and the way through HTTP.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
+    add("--count", type=at_least(1), default=8, metavar="N", help="prompts (default: %(default)s)")
+    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add("--rounds", type=at_least(1), default=20, metavar="N", help="of the forward passes by rows (default: 20)")
+    add("--no-http", dest="http", action="store_false", help="leave out the service, which takes Ray's start and end")
+    return parser
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

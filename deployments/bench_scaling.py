@@ -29,6 +29,7 @@ import httpx
 from deployments.autoscaling import VERIFIER
 from deployments.bench import free_port
 from drafter.command_line import OneLineParser
+from workers.flags import at_least
 from workers.measuring.table import table
 
 LOOK_S = 0.5
@@ -199,17 +200,27 @@ def report(stages: Sequence[Stage]) -> dict[str, Any]:
 
 
 def loads(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    return [at_least(0)(number) for number in text.split(",")]
 
 
-def main() -> int:
-    parser = OneLineParser(prog="python -m deployments.bench_scaling", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--clients", type=loads, default="2,8,2", help="at each stage (default: %(default)s)")
-    parser.add_argument("--steady", type=float, default=25.0, help="seconds that end a stage (default: %(default)s)")
-    parser.add_argument("--most", type=int, default=3, help="verifiers (default: %(default)s)")
-    options: argparse.Namespace = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    options = command_line().parse_args(arguments)
     print(json.dumps(report(run(options.clients, options.steady, options.most))))
     return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m deployments.bench_scaling",
+        description="Steps the load up and down, and looks whether the number of verifiers follows.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--clients", type=loads, default="2,8,2", metavar="N,N,…", help="at each stage (default: %(default)s)")
+    add("--steady", type=at_least(1), default=25, metavar="S", help="seconds that end a stage (default: %(default)s)")
+    add("--most", type=at_least(1), default=3, metavar="N", help="verifiers at most (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

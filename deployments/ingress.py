@@ -82,7 +82,7 @@ class VerifierHandle:
         return self._totals.update(found)
 
     async def _found(self) -> Fleet | None:
-        """Whoever is asked first, by that it is known who there is; whether it answers does not matter."""
+        """The fleet, which is known as soon as one replica is asked; whether that one answers does not matter."""
         placement = Placement()
         try:
             await self._answer(placement)
@@ -92,7 +92,7 @@ class VerifierHandle:
         return placement.fleet
 
     async def _answer(self, placement: Placement) -> EngineStats:
-        """In a context of its own: of calls that belong to one HTTP request, Serve's router takes two for the same."""
+        """In a context of its own: Serve's router would take two calls within one HTTP request for the same call."""
 
         async def ask() -> EngineStats:
             return cast(EngineStats, await self._stats.remote(placement))

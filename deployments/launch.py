@@ -16,6 +16,7 @@ import shlex
 import signal
 import socket
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until Ctrl-C or SIGTERM; returns the exit code."""
     options = command_line().parse_args(arguments)
     try:
-        settings = Settings.model_validate(dict(options.settings))
+        settings = Settings.model_validate(once_each(options.settings))
         check_port(options.host, options.port)
         application = app(settings)
     except ClickException as error:
@@ -49,11 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="python -m deployments.launch", description="Serves a model on this machine.")
+    parser = OneLineParser(
+        prog="python -m deployments.launch",
+        description="Serves a model on this machine.",
+        epilog=f"settings, with their defaults:\n{settings_in_words()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from outside (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="see deployments/settings.py")
+    parser.add_argument("--port", type=int, default=8000, help="of the service (default: %(default)s)")
+    parser.add_argument("settings", nargs="*", type=_pair, metavar="name=value", help="settings of the service, below")
     return parser
+
+
+def settings_in_words() -> str:
+    """Each with its default, as it is given, and its meaning."""
+    margin, entries = " " * 6, []
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        meaning = textwrap.fill(str(field.description), 79, initial_indent=margin, subsequent_indent=margin)
+        entries.append(f"  {name}={default}\n{meaning}")
+    return "\n".join(entries)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -63,12 +79,26 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def once_each(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """
+    Raises:
+        RefusedSettings: a name comes twice; one of its values would be overlooked.
+    """
+    settings = dict(pairs)
+    if len(settings) < len(pairs):
+        twice = next(name for name in settings if [each for each, _ in pairs].count(name) > 1)
+        raise RefusedSettings(f"setting {twice} is given more than once.")
+    return settings
+
+
 def check_port(host: str, port: int) -> None:
     """Whether this process could listen there.
 
     Raises:
         RefusedSettings: it could not.
     """
+    if not host:  # sockets take this for every address that the machine has
+        raise RefusedSettings("The host is empty, but must be an address; 0.0.0.0 stands for all of them.")
     if not 0 < port < 2**16:
         raise RefusedSettings(f"The port is {port}, but must be 1 to {2**16 - 1}.")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -106,8 +136,7 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
     say("Starting Ray and loading the model …")
     code = 0
     try:
-        # The dashboard's processes would take their share of the cores that the model is short of.
-        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+        start_ray()
         for number in STOP_SIGNALS:  # after Ray has set handlers of its own
             signal.signal(number, signal.default_int_handler)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -127,6 +156,21 @@ def serve_until_interrupted(application: Application, settings: Settings, host: 
             signal.signal(number, signal.SIG_IGN)  # impatience would leave processes behind
         ray.shutdown()  # this Ray is ours alone: Serve and its replicas end with it
     return code
+
+
+def start_ray() -> None:
+    """A Ray of our own, in this process and others.
+
+    Raises:
+        RuntimeError: it did not start, as on a machine so busy that Ray's half minute for it is too short.
+    """
+    import ray
+
+    try:
+        # The dashboard's processes would take their share of the cores that the model is short of.
+        ray.init("local", namespace="serve", include_dashboard=False, logging_level=logging.WARNING)
+    except Exception as error:  # Ray has no exception of its own for this
+        raise RuntimeError(f"Ray did not start: {error}") from error
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

@@ -4,7 +4,7 @@ Ratios are left to whoever reads, so that none is ever 0/0:
 
     mean acceptance length   rate(draftree_verified_tokens_total) / rate(draftree_verify_steps_total)
     acceptance rate          rate(draftree_accepted_tokens_total) / rate(draftree_drafted_tokens_total)
-    … at one position        the same two with _by_position
+    … at one position        rate(draftree_accepted_by_position_total) / rate(draftree_tried_by_position_total)
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class _EngineCollector:
         speculation = self._stats.counters.speculation
         for name, text, counts in (
             ("drafted", "Steps whose tree reached this depth.", speculation.drafted_by_position),
-            ("accepted", "Steps whose accepted path did.", speculation.accepted_by_position),
+            ("tried", "Steps whose walk came to guesses at this depth.", speculation.tried_by_position),
+            ("accepted", "Steps whose walk went on to one of them.", speculation.accepted_by_position),
         ):
             family = CounterMetricFamily(f"draftree_{name}_by_position", text, labels=["position"])
             for position, count in enumerate(counts, start=1):

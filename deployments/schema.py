@@ -18,6 +18,7 @@ from deployments.errors import ApiError, refused, unsupported
 from drafter.base import DraftLimits
 
 MAX_STOPS = 4
+LONGEST_PARAM = 80  # characters of a field's name in an answer; clients make up names, too
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 Neutral = dict[str, tuple[object, ...]]
@@ -63,7 +64,7 @@ NEUTRAL_IN_MESSAGES: Neutral = {
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equal in JSON's eyes, where 1, 1.0 are one number and true is none."""
+    """Equal in JSON's eyes, where 1 and 1.0 are the same number and true is no number."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
@@ -242,8 +243,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
     """
     try:
         data: Any = from_json(body, allow_inf_nan=False)
-    except ValueError:
-        raise refused(None, "The body is not valid JSON.", "invalid_json") from None
+    except ValueError as error:  # which says what is wrong and where, and repeats nothing
+        raise refused(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -251,7 +252,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def _in_words(error: ErrorDetails) -> ApiError:
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).removeprefix(".")
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    param = place.removeprefix(".")[:LONGEST_PARAM]
     match error["type"]:
         case "unsupported":
             context = error["ctx"]
@@ -259,10 +261,10 @@ def _in_words(error: ErrorDetails) -> ApiError:
         case "missing":
             return refused(param, f"'{param}' is required.", "missing_required_parameter")
         case "extra_forbidden":
-            return refused(param[:80], f"There is no field '{param[:80]}'.", "unknown_parameter")
+            return refused(param, f"There is no field '{param}'.", "unknown_parameter")
         case "model_type" | "model_attributes_type" if not param:
             return refused(None, "The body must be a JSON object.", "invalid_type")
-        case "model_type" | "model_attributes_type":
+        case "model_type" | "model_attributes_type" | "dict_type":
             return refused(param, f"'{param}' must be a JSON object.", "invalid_type")
         case "string_too_short":
             return refused(param, f"'{param}' must not be empty.")

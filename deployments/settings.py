@@ -93,7 +93,7 @@ class Settings(BaseModel):
     kv_cache_tokens: Annotated[int, Field(ge=0, le=2**40)] = 0
     """Tokens that the KV cache holds; 0: as many as two of the longest requests need."""
     max_model_len: Annotated[int, Field(ge=0)] = SPEC.max_model_len
-    """Tokens of prompt and output together; 0: what the model allows, within reason."""
+    """Tokens of prompt and output together; 0: what the model allows, but no more than 8192."""
     max_running: Annotated[int, Field(ge=1, le=1024)] = SPEC.max_running
     """Requests that are decoded at a time; more wait."""
     max_rows: Annotated[int, Field(ge=1, le=4096)] = SPEC.max_rows

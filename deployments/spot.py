@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from drafter.command_line import OneLineParser
@@ -109,11 +109,18 @@ def watch(notice: Callable[[float], float | None], drain: Callable[[float], None
         time.sleep(EVERY_S)
 
 
-def main() -> int:
-    parser = OneLineParser(prog="python -m deployments.spot", description="Drains this node at a spot notice.")
-    parser.add_argument("--cloud", choices=sorted(NOTICES), required=True)
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m deployments.spot",
+        description="Waits for the notice that this spot machine is taken away, then drains its node.",
+    )
+    parser.add_argument("--cloud", choices=sorted(NOTICES), required=True, help="whose machine it is")
     parser.add_argument("--head", required=True, help="address of Ray's head, as in 10.0.0.1:6379")
-    options: argparse.Namespace = parser.parse_args()
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = command_line().parse_args(arguments)
 
     def drain(left_s: float) -> None:
         subprocess.run(drain_command(options.head, own_node_id(options.head), left_s), check=True)

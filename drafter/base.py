@@ -47,9 +47,8 @@ class DraftRequest:
     ids: Sequence[int]  # prompt and output so far, the last one the root of the tree wanted. Not to be kept or changed
     limits: DraftLimits
     sampling: SamplingParams  # seed included, so that candidates may be ranked with the acceptance noise
-    features: FeatureReader | None = (
-        None  # of all ``ids`` but the last; until ``start`` returns. For those with a fusion
-    )
+    # For drafters with a fusion: of all ``ids`` but the last, to be read before ``start`` returns.
+    features: FeatureReader | None = None
 
 
 Ticket = int

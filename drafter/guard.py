@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import count
 
 from drafter.base import Drafter, DraftRequest, Ticket
 from drafter.scored import ScoredTree
@@ -28,7 +29,8 @@ class DrafterGuard:
         self.drafter = drafter
         self.vocab_size = vocab_size
         self.failures = 0
-        self._asked: dict[Ticket, dict[int, DraftRequest]] = {}
+        self._tickets = count()  # the guard's own: those of a drafter may be anything
+        self._asked: dict[Ticket, tuple[Ticket, dict[int, DraftRequest]]] = {}
         self._logged: set[str] = set()
 
     def start(self, batch: Sequence[DraftRequest]) -> Ticket | None:
@@ -38,16 +40,17 @@ class DrafterGuard:
         except Exception as error:
             self._failed("start", error)
             return None
-        self._asked[ticket] = {request.sequence: request for request in batch}
-        return ticket
+        own = next(self._tickets)
+        self._asked[own] = ticket, {request.sequence: request for request in batch}
+        return own
 
     def collect(self, ticket: Ticket | None, deadline_s: float) -> dict[int, ScoredTree]:
         """The usable trees by sequence."""
         if ticket is None:
             return {}
-        asked = self._asked.pop(ticket)
+        theirs, asked = self._asked.pop(ticket)
         try:
-            answers = dict(self.drafter.collect(ticket, deadline_s))
+            answers = dict(self.drafter.collect(theirs, deadline_s))
         except Exception as error:
             self._failed("collect", error)
             return {}
@@ -60,11 +63,10 @@ class DrafterGuard:
             self._failed("close", error)
 
     def _is_usable(self, scored: ScoredTree, request: DraftRequest | None) -> bool:
-        try:
+        if isinstance(scored, ScoredTree):
             fault = find_fault(scored.tree, request, self.vocab_size)
-        except Exception as error:  # not even a tree
-            self._failed("collect", error)
-            return False
+        else:
+            fault = f"no tree but a {type(scored).__name__}"
         if fault:
             self._failed("collect", ValueError(fault))
         return fault is None
@@ -88,7 +90,7 @@ def find_fault(tree: TokenTree, request: DraftRequest | None, vocab_size: int) -
         return "a tree for a sequence that was not asked about"
     if tree.tokens[0] != request.ids[-1]:
         return f"the tree's root is {tree.tokens[0]}, but the last token is {request.ids[-1]}"
-    if not all(0 <= token < vocab_size for token in tree.tokens):
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tree.tokens):
         return f"the tree has ids outside the vocabulary of {vocab_size}"
     if len(tree) - 1 > request.limits.max_nodes:
         return f"the tree has {len(tree) - 1} nodes below its root, {request.limits.max_nodes} were allowed"

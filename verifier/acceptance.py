@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from verifier.sampling import Draw, Scores
 from verifier.tree import TokenTree
 
-EPSILON, DELTA = 0.09, 0.3  # Medusa's own; delta is about the root of epsilon
+EPSILON, DELTA = 0.09, 0.3  # Medusa's own; delta is the square root of epsilon
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,6 @@ class FeaturePool:
         self._page_size = page_size
         self._rows = torch.zeros(1, num_pages * page_size, fusion.width, device=device)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._rows.nbytes
-
     def write(self, slots: Tensor, tapped: Sequence[Tensor]) -> None:
         """Fuses ``tapped``, each ``[rows, hidden]``, into the rows' physical ``slots``."""
         self._rows[0].index_copy_(0, slots, self.fusion(tapped))

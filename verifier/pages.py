@@ -40,13 +40,6 @@ from struct import pack
 from verifier.errors import OutOfPages
 
 
-def bytes_per_page(
-    page_size: int, *, num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_value: int = 4
-) -> int:
-    """Bytes of keys and values that one page takes, over all layers: turns a memory budget into pages."""
-    return 2 * num_layers * page_size * num_kv_heads * head_dim * bytes_per_value
-
-
 def _root_key(namespace: bytes, salt: bytes) -> bytes:
     return sha256(pack("<q", len(namespace)) + namespace + salt).digest()
 

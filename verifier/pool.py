@@ -53,10 +53,6 @@ class PagePool:
     def device(self) -> torch.device:
         return self.keys.device
 
-    @property
-    def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots. All sources are read before any target is written, so the two may overlap.
 

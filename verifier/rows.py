@@ -17,8 +17,8 @@ from torch import Tensor
 from verifier.errors import DraftreeError
 from verifier.ranks import ALONE, Ranks
 
-# Few enough to be tried in a second, close enough together that padding costs little.
 FEWEST = 16  # tried even if steps are to be smaller: few-row kernels alone may not agree, and padding helps
+# Few enough to be tried in a second, close enough together that padding costs little.
 CANDIDATES = (*range(3, 13), 15, 16, 18, 20, 22, *range(24, 61, 6), *range(72, 193, 24), *range(240, 1025, 48))
 
 

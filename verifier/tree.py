@@ -60,10 +60,6 @@ class TokenTree:
         return tuple(paths)
 
     @cached_property
-    def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self) - 1))
-
-    @cached_property
     def _children(self) -> dict[tuple[int, int], int]:
         return {
             (parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))

@@ -99,11 +99,6 @@ class Verifier:
         return self.row_counts.largest
 
     @property
-    def cached_bytes(self) -> int:
-        """Memory of all that is kept by slot: keys, values and fused features."""
-        return sum(pool.num_bytes for pool in self._pools)
-
-    @property
     def _pools(self) -> list[PagePool | FeaturePool]:
         return [self.pool, *self._features.values()]
 

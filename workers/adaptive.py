@@ -36,7 +36,7 @@ class _Known:
     length: int = 0  # tokens that are there now
     read: int = 0  # of these, how many its drafters have seen
     reading: int = 0  # of these, how many they saw when it drafted last
-    idle: int = 0  # steps since it drafted
+    idle: int = MIN_PROBE_INTERVAL  # steps since it drafted; of a new one, as if it had not for a while
 
     @property
     def unread(self) -> int:
@@ -150,6 +150,7 @@ class AdaptivePolicy:
     def start_over(self) -> None:
         self._all = Hazards()
         self._known.clear()
+        self._answered = 1.0
         self.costs.forget_drafting()
 
     def observe_drafting(

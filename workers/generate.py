@@ -164,7 +164,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--draft-model",
         default=spec.draft_model,
         metavar="D",
-        help="who guesses: none, ngram, eagle3 or the folder of a draft network, joined by + (default: %(default)s)",
+        help="who guesses: none, ngram, eagle3 or the folder of a draft network, several joined by +; "
+        "auto: ngram, and eagle3 where a head for the model comes along (default: %(default)s)",
     )
     add("--exact", action=argparse.BooleanOptionalAction, default=spec.exact, help="bitwise the same in any batch")
     add(
@@ -263,6 +264,7 @@ def in_flags(error: DraftreeError) -> str:
     match error:
         case BadSetting(name=name) | BadRequest(field=name):
             flag = FLAGS.get(name, name).replace("_", "-")
-            return f"--{flag} is {error.value!r}, but must be {error.allowed}."
+            is_what = "" if error.value is None else f" is {error.value!r}, but"
+            return f"--{flag}{is_what} must be {error.allowed}."
         case _:
             return str(error)

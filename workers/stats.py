@@ -77,12 +77,6 @@ class Speculation:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
     @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Of the steps whose tree reached depth i + 1, the share whose accepted path did, too. Bonus excluded."""
-        pairs = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
-        return tuple(accepted / drafted for accepted, drafted in pairs)
-
-    @property
     def acceptance_where_tried(self) -> tuple[float, ...]:
         """Of the walks that came to depth i and found guesses there, the share that went on. Bonus excluded.
 

@@ -102,7 +102,7 @@ class ScriptedVerifier:
 
 
 def busy_stats() -> EngineStats:
-    speculation = Speculation(10, 25, 30, 15, (10, 9, 8), (9, 4, 2))
+    speculation = Speculation(10, 25, 30, 15, (10, 9, 8), (9, 4, 2), (10, 9, 4))
     counters = Counters(steps=12, rows=52, prompt_tokens=40, output_tokens=27, speculation=speculation)
     return EngineStats(2, 1, 64, 10, 54, 7, 0, 0, 0, counters, prices=Prices({1: 0.03}, {1: {2: 0.01}}))
 

@@ -406,7 +406,9 @@ async def test_metrics_tell_speculation_and_requests() -> None:
         found = await scraped(http)
     assert found["draftree_drafted_tokens_total",] == 30
     assert found["draftree_accepted_tokens_total",] == 15
-    assert [found["draftree_accepted_by_position_total", str(position)] for position in (1, 2, 3)] == [9, 4, 2]
+    for counted, counts in {"drafted": [10, 9, 8], "tried": [10, 9, 4], "accepted": [9, 4, 2]}.items():
+        name = f"draftree_{counted}_by_position_total"
+        assert [found[name, str(position)] for position in (1, 2, 3)] == counts
     assert found["draftree_verified_tokens_total",] / found["draftree_verify_steps_total",] == 2.5
     assert (found["draftree_running",], found["draftree_waiting",]) == (2, 1)
     assert found["draftree_requests_total", "chat", "200"] == 2

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.launch import check_gpus, check_port, command_line, main
+from deployments.bench import free_port
+from deployments.launch import STOP_SIGNALS, check_gpus, check_port, command_line, main
 from deployments.settings import RefusedSettings, Settings
 from tests.deployments.tiny import make_tiny_model
 
@@ -53,7 +54,7 @@ def test_a_port_that_was_used_a_moment_ago_is_not_taken(listener: socket.socket)
     check_port("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000)])
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 0), ("127.0.0.1", 70000), ("192.0.2.77", 8000), ("", 8000)])
 def test_an_impossible_address_is_refused(host: str, port: int) -> None:
     with pytest.raises(RefusedSettings):
         check_port(host, port)
@@ -77,6 +78,38 @@ def test_settings_are_pairs(capsys: pytest.CaptureFixture[str]) -> None:
         command_line().parse_args(["max_draft"])
     assert "name=value" in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
+
+
+def test_a_ray_that_does_not_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine Ray gives up after half a minute, and that was a traceback of its innards."""
+
+    def give_up(*arguments: object, **options: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("deployments.launch.app", lambda settings: None)
+    monkeypatch.setattr("ray.init", give_up)
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    try:
+        assert main(["--port", str(free_port())]) == 1
+    finally:
+        for number, handler in zip(STOP_SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.splitlines()[1:] == ["Ray did not start: The current node timed out during startup."]
+
+
+def test_help_lists_all_settings() -> None:
+    """It named a file of the source instead, which somebody who has installed a wheel would have to look for."""
+    said = command_line().format_help()
+    assert all(f"\n  {name}=" in said for name in Settings.model_fields)
+    assert "  exact=true\n      Whether a row's result" in said
+
+
+def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first value was overlooked without a word."""
+    assert main(["max_draft=3", "model=a", "max_draft=3"]) == 1
+    assert capsys.readouterr().err == "Error: setting max_draft is given more than once.\n"
 
 
 def test_refusals_are_one_sentence(listener: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:

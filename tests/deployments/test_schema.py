@@ -274,6 +274,7 @@ def test_speculation_is_an_object_of_whole_numbers(speculation: object, param: s
     [
         (CompletionRequest, COMPLETION | {"speculation": "off"}, "'speculation' must be a JSON object."),
         (ChatRequest, CHAT | {"stream": True, "stream_options": []}, "'stream_options' must be a JSON object."),
+        (ChatRequest, CHAT | {"metadata": ["x"]}, "'metadata' must be a JSON object."),
         (DraftModelRequest, {"draft_model": ""}, "'draft_model' must not be empty."),
         (DraftModelRequest, {"draft_model": 5}, "'draft_model' must be a valid string."),
     ],
@@ -281,8 +282,30 @@ def test_speculation_is_an_object_of_whole_numbers(speculation: object, param: s
 def test_refusals_are_sentences(
     kind: type[GenerationRequest] | type[DraftModelRequest], body: dict[str, Any], words: str
 ) -> None:
-    """They named our classes, and one said "must be String should have at least 1 character"."""
+    """They named our classes, or Python's, and one said "must be String should have at least 1 character"."""
     assert refusal(kind, body).message == words
+
+
+@pytest.mark.parametrize("body", [CHAT | {"metadata": {"x" * 100_000: 5}}, CHAT | {"x" * 100_000: 5}])
+def test_a_name_that_the_client_made_up_is_cut_short(body: dict[str, Any]) -> None:
+    """A wrong value under a long name in ``metadata`` was answered with that name twice."""
+    error = refusal(ChatRequest, body)
+    assert error.param is not None
+    assert max(len(error.param), len(error.message)) < 150
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "EOF while parsing a value at line 1 column 0"),
+        (b'{"prompt": "SECRET\\ud800"}', "unexpected end of hex escape at line 1 column 25"),
+        (b'{"prompt": SECRET}', "expected value at line 1 column 12"),
+    ],
+)
+def test_what_is_no_json_is_told_why(body: bytes, why: str) -> None:
+    """Half of a surrogate pair, which Python's json writes without a word, was "not valid JSON", and that was all."""
+    error = refusal(CompletionRequest, body)
+    assert (error.message, error.code) == (f"The body is not valid JSON: {why}.", "invalid_json")
 
 
 def test_two_budgets_are_one_too_many() -> None:

@@ -98,7 +98,7 @@ def test_trees_are_best_first_growth_over_the_definition(name: str, bench: Calla
     assert ours.shares == pytest.approx(expected.shares, rel=1e-3)
     assert len(expected.tree) == 13
     assert max(expected.tree.depths) > 2
-    assert not expected.tree.is_chain
+    assert max(expected.tree.depths) < len(expected.tree) - 1
 
 
 def slow_logits(here: Bench, ids: Sequence[int], fused: list[Tensor], path: Sequence[int]) -> Tensor:
@@ -157,8 +157,5 @@ def test_another_head_has_features_of_its_own(bench: Callable[..., Bench], targe
     here = bench()
     fusion = here.drafter.fusion
     assert fusion is not None
-    without = here.verifier.cached_bytes
     assert here.verifier.keep_features(replace(fusion)) is here.features
-    assert here.verifier.cached_bytes == without
     assert here.verifier.keep_features(replace(fusion, key="other")) is not here.features
-    assert here.verifier.cached_bytes == without + here.features.num_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -39,7 +40,9 @@ def test_a_good_tree_passes() -> None:
         pytest.param({7: ScoredTree.unscored(TokenTree((3, 4, 5, 6, 7), (-1, 0, 0, 0, 0)))}, id="too many nodes"),
         pytest.param({7: ScoredTree.unscored(TokenTree((3, 10), (-1, 0)))}, id="id beyond the vocabulary"),
         pytest.param({7: ScoredTree.unscored(TokenTree((3, -1), (-1, 0)))}, id="placeholder id"),
+        pytest.param({7: ScoredTree.unscored(TokenTree((3, cast(int, 4.0)), (-1, 0)))}, id="an id that is no integer"),
         pytest.param({7: "a tree"}, id="no tree"),
+        pytest.param({7: SimpleNamespace(tree=GOOD.tree)}, id="a tree without shares"),
         pytest.param({7: None}, id="nothing"),
         pytest.param(3, id="no mapping"),
     ],
@@ -82,3 +85,19 @@ def test_a_drafter_that_fails_to_start_or_to_close_does_no_harm() -> None:
     assert guard.collect(guard.start([REQUEST]), 1.0) == {}
     guard.close(7)
     assert guard.failures == 2
+
+
+@pytest.mark.parametrize("ticket", [0, [], None])
+def test_tickets_of_any_kind_do_no_harm(ticket: Any) -> None:
+    """The second of two open questions with the same ticket raised in the engine, as did a ticket that has no hash."""
+
+    class Careless(AnsweringDrafter):
+        def start(self, batch: object) -> int:
+            return cast(int, ticket)
+
+        def collect(self, ticket: int, deadline_s: float) -> Mapping[int, ScoredTree]:
+            return {7: GOOD}
+
+    guard = DrafterGuard("it", Careless(lambda batch: {}), 10)
+    tickets = [guard.start([REQUEST]) for _ in range(2)]
+    assert [guard.collect(own, 1.0) for own in tickets] == [{7: GOOD}] * 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from verifier.errors import OutOfPages
-from verifier.pages import PageLease, PageTable, bytes_per_page
+from verifier.pages import PageLease, PageTable
 
 PAGE_SIZES = [1, 4, 16, 32]
 
@@ -371,12 +371,6 @@ def test_integrity_says_what_is_wrong() -> None:
     lease.num_committed, lease.tail = 2, ()
     with pytest.raises(AssertionError, match="look-ahead page 1 is shared or hashed"):
         table.check_integrity([lease])
-
-
-def test_a_budget_becomes_pages() -> None:
-    per_token = 2 * 30 * 3 * 64 * 4  # keys and values, 30 layers, 3 heads of 64, fp32
-    assert bytes_per_page(16, num_layers=30, num_kv_heads=3, head_dim=64) == 16 * per_token
-    assert bytes_per_page(1, num_layers=30, num_kv_heads=3, head_dim=64, bytes_per_value=2) == per_token // 2
 
 
 # --- against a model of the memory ---------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_ranks_together_say_what_one_says(family: str, size: int, changes: dict[
         for segment, logits in zip(segments, expected, strict=True):
             torch.testing.assert_close(forward(verifier, segment)[0], logits, atol=TOLERANCE, rtol=0)
         assert verifier.fingerprint == f"{alone.fingerprint}-tp{size}"
-        assert verifier.pool.num_bytes == alone.pool.num_bytes / min(size, alone.config.num_kv_heads)
+        assert verifier.pool.keys.nbytes == alone.pool.keys.nbytes / min(size, alone.config.num_kv_heads)
         normed = torch.randn(4, alone.config.hidden_size)
         assert torch.equal(verifier.model.head(normed), alone.model.head(normed))  # for drafters, on rank 0 alone
         assert torch.equal(verifier.model.embedding, alone.model.embedding)

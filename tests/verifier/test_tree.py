@@ -30,9 +30,7 @@ def test_a_chain_is_a_tree_without_alternatives() -> None:
     tree = TokenTree.chain([7, 7, 9])
     assert tree.parents == (-1, 0, 1)
     assert tree.depths == (0, 1, 2)
-    assert tree.is_chain
-    assert TokenTree.chain([7]).is_chain
-    assert not TokenTree((7, 8, 9), (-1, 0, 0)).is_chain
+    assert tree.paths == ((0,), (0, 1), (0, 1, 2))
 
 
 def test_the_same_token_may_stand_below_different_parents() -> None:

@@ -382,7 +382,7 @@ def test_figures_of_a_known_pattern() -> None:
     assert (speculation.accepted_tokens, speculation.drafted_tokens, speculation.steps) == (10, 40, 10)
     assert speculation.acceptance_rate == 0.25
     assert speculation.mean_acceptance_length == 2.0
-    assert speculation.acceptance_by_position == (1.0, 0.0, 0.0, 0.0)
+    assert speculation.acceptance_where_tried == (1.0, 0.0)
 
 
 def test_each_phase_takes_its_time_from_the_clock() -> None:

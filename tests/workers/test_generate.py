@@ -262,7 +262,7 @@ def test_a_closed_standard_input_is_no_prompt(
     """Python has no stdin then, and whether it is a terminal was asked of None."""
     monkeypatch.setattr(sys, "stdin", None)
     assert main([], build) == 2
-    assert capsys.readouterr().err.endswith("--prompt is None, but must be given, since standard input is closed.\n")
+    assert capsys.readouterr().err.endswith("--prompt must be given, since standard input is closed.\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -246,13 +246,26 @@ def test_a_drafter_that_takes_its_time_and_says_nothing_is_asked_no_more(count: 
     assert rate(guessing=True) >= 0.97 * rate(guessing=False)
 
 
-def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short() -> None:
+@pytest.mark.parametrize("length", [4, 20])
+def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short(length: int) -> None:
     """Each sequence counted its own steps up to its probe, and ended before."""
     world = make_world(staircase, 0.9, 0.05, 4, adaptive=True)
     world.drafter.price = by_level(0.001)
-    for _ in range(60):
-        world.tokens_per_s(1, 20)
+    for _ in range(1200 // length):
+        world.tokens_per_s(1, length)
     assert world.engine.costs.drafting(1, 1) < 0.02
+
+
+def test_a_drafter_that_takes_over_is_not_taken_to_be_as_silent_as_the_last() -> None:
+    policy = make_policy(1.0, 1.0, 1.0, 1.0, drafting=0.1)
+    for _ in range(30):
+        policy.observe_drafting([request(max_draft=1)], 0.1, answered=False)
+        policy.choose({}, ALONE)
+    policy.start_over()
+    asked = policy.limit([request(max_draft=1)], ALONE)
+    policy.observe_drafting(asked, 0.1, answered=True)
+    policy.choose({0: tree(0.9)}, ALONE)
+    assert policy.limit([request(max_draft=1)], ALONE)
 
 
 def test_many_sequences_do_not_probe_more_than_one_does() -> None:

@@ -14,7 +14,8 @@ def test_figures_of_a_known_pattern() -> None:
     assert (total.steps, total.drafted_tokens, total.accepted_tokens) == (10, 40, 10)
     assert total.acceptance_rate == 0.25
     assert total.mean_acceptance_length == 2.0
-    assert total.acceptance_by_position == (1.0, 0.0, 0.0, 0.0)
+    assert total.drafted_by_position == (10, 10, 10, 10)
+    assert total.accepted_by_position == (10, 0, 0, 0)
     assert total.acceptance_where_tried == (1.0, 0.0)
 
 
@@ -34,7 +35,7 @@ def test_a_walk_tries_only_what_hangs_below_it() -> None:
     missed = Speculation.of_step(tree, nodes=(0, 2), num_output=2)
     assert missed.tried_by_position == (1, 1)
     both = leaf + missed
-    assert both.acceptance_by_position == (1.0, 0.0)
+    assert (both.drafted_by_position, both.accepted_by_position) == ((2, 2), (2, 0))
     assert both.acceptance_where_tried == (1.0, 0.0)
     assert (leaf + leaf).acceptance_where_tried == (1.0,)
 
@@ -61,4 +62,4 @@ def test_nothing_drafted_is_no_rate() -> None:
     plain = Speculation.of_step(TokenTree.chain((0,)), (0,), 1)
     assert plain.mean_acceptance_length == 1.0
     assert plain.acceptance_rate is None
-    assert plain.acceptance_by_position == ()
+    assert plain.acceptance_where_tried == ()

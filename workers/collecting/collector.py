@@ -107,7 +107,8 @@ class Collector:
 
     def _submit(self, question: Question) -> None:
         """The engine learns nothing of the last token that it draws. So a text that is recorded is not stopped at its
-        end mark, but goes on until the mark has been computed too."""
+        end mark, but goes on until the mark has been computed too.
+        """
         ask = question.ask
         request = Request(
             id=str(ask.seed),

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from workers.measuring.contest import Asked
     from workers.measuring.placements import Match
 
+DRAFT_MODELS = ["eagle3", "ngram+eagle3"]
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
@@ -103,7 +105,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     add, cores = parser.add_argument, physical_cores()
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
-    add("--draft-model", nargs="+", default=["eagle3", "ngram+eagle3"], metavar="D", help="(default: %(default)s)")
+    add("--draft-model", nargs="+", default=DRAFT_MODELS, metavar="D", help=f"(default: {' '.join(DRAFT_MODELS)})")
     add("--at-a-time", type=at_least(1, 64), nargs="+", default=[1, 2, 4, 8], metavar="N", help="requests (1 2 4 8)")
     add("--rounds", type=at_least(1), default=5, metavar="N", help="of each (default: %(default)s)")
     add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")

@@ -24,6 +24,9 @@ def as_command(name: str, measure: Callable[[], Mapping[str, Any]]) -> int:
     except DraftreeError as error:
         report(f"{name}: error: {error}")
         return BAD_INPUT
+    except OSError as error:  # of a folder that is a file, of a full disk
+        report(f"{name}: error: {error}.")
+        return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -100,16 +100,9 @@ def run(options: argparse.Namespace) -> dict[str, int]:
     return {"prompts": len(prompts), "tokens": num_tokens, "near_ties": near_ties, "faults": faults}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 1 when an answer parts by more than a near-tie."""
-    parser = OneLineParser(prog="python -m workers.measuring.compare", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--count", type=at_least(1), default=60)
-    parser.add_argument("--max-tokens", type=at_least(1), default=64)
-    parser.add_argument("--model", default="")
-    parser.add_argument("--draft-model", default="ngram")
-    parser.add_argument("--no-exact", dest="exact", action="store_false")
-    options = parser.parse_args()
+    options = command_line().parse_args(arguments)
     figures: dict[str, int] = {}
 
     def measure() -> dict[str, int]:
@@ -117,6 +110,22 @@ def main() -> int:
         return figures
 
     return as_command("compare", measure) or int(figures["faults"] > 0)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m workers.measuring.compare",
+        description="Compares greedy answers with those of transformers, token by token.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
+    add("--count", type=at_least(1), default=60, metavar="N", help="prompts at most (default: %(default)s)")
+    add("--max-tokens", type=at_least(1), default=64, metavar="N", help="of an answer (default: %(default)s)")
+    add("--model", default="", metavar="M", help="folder or hub id (default: the embedded model)")
+    add("--draft-model", default="ngram", metavar="D", help="who guesses here (default: %(default)s)")
+    add("--no-exact", dest="exact", action="store_false", help="without exact mode")
+    return parser
 
 
 if __name__ == "__main__":

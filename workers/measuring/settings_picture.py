@@ -12,6 +12,7 @@ from workers.measuring.stages import ADAPTIVE, USELESS, Moment, Result
 
 WINDOW = 9  # steps that a point is the mean of
 ROWS = (("depth", "draft length"), ("nodes", "guesses per sequence"), ("lanes", "lanes"))
+LABEL = {"ha": "center", "va": "bottom", "fontsize": 7}
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -35,13 +36,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
                     f"{stage.drafter}, {stage.at_a_time} at a time\n{results[index % len(results)].ratio:.2f} of best"
                 )
                 place.text(
-                    (steps[0].at + steps[-1].at) / 2, 1.02, words, **_LABEL, transform=place.get_xaxis_transform()
+                    (steps[0].at + steps[-1].at) / 2, 1.02, words, **LABEL, transform=place.get_xaxis_transform()
                 )
     axes[-1].set_xlabel("seconds of the adaptive engine", fontsize=9)
     figure.savefig(path, dpi=150)
-
-
-_LABEL = {"ha": "center", "va": "bottom", "fontsize": 7}
 
 
 def _at(moment: Moment) -> float:

@@ -20,8 +20,6 @@ TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-
-
 HIDDEN = 72
 DRAFT_VOCAB = 64  # of a head: every fourth byte
 

@@ -9,24 +9,39 @@ is what ``python -m drafter.training export --layout speculators`` wrote.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drafter.command_line import OneLineParser
+from workers.build import locate_model
+from workers.flags import at_least
+from workers.generate import report
+from workers.measuring.command import as_command
 from workers.measuring.prompts import PROMPTS, read_prompts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.measuring.vllm_peer", description=__doc__.split("\n", 1)[0]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    options = command_line().parse_args(arguments)
+    return as_command("vllm_peer", lambda: measure(options))
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m workers.measuring.vllm_peer",
+        description="Measures in vLLM how often the guesses of an exported EAGLE-3 head are right.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--head", required=True)
-    parser.add_argument("--model", default=str(Path.home() / ".cache/draftree/v1/SmolLM2-135M-Instruct"))
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--count", type=int, default=24)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--max-draft", type=int, default=3)
-    print(json.dumps(measure(parser.parse_args())))
+    add = parser.add_argument
+    add("--head", required=True, metavar="FOLDER", help="the head, exported with --layout speculators")
+    add("--model", default="", metavar="M", help="folder or hub id (default: the embedded model)")
+    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
+    add("--count", type=at_least(1), default=24, metavar="N", help="prompts (default: %(default)s)")
+    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add("--max-draft", type=at_least(1), default=3, metavar="N", help="length of the chains (default: %(default)s)")
+    return parser
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -34,7 +49,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     model = LLM(
-        options.model,
+        options.model or str(locate_model("", report)),
         dtype="float32",
         max_model_len=2048,
         max_num_seqs=1,
@@ -65,4 +80,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -179,7 +179,9 @@ class RemoteDraft:
 
     def _hear(self, message: Answer | Welcome) -> None:
         if isinstance(message, Welcome):
-            self._unanswered.clear()  # whatever has not been answered by now will not be
+            for overdue in self._unanswered.values():  # whatever has not been answered by now will not be
+                overdue.trees = {}
+            self._unanswered.clear()
             if message.epoch != self._epoch:
                 self._sessions.clear()
             self._epoch = message.epoch

@@ -71,11 +71,12 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether there is somebody to ask, who is likely to answer."""
-        return self._channel is not None and self.epoch != "" and not self.in_trouble and self._clock() >= self._ask_at
+        return self.epoch != "" and not self.in_trouble and self._clock() >= self._ask_at
 
     @property
     def in_trouble(self) -> bool:
-        return self._silent_since is not None
+        """Whether there is nobody, or nobody who answers."""
+        return self._channel is None or self._silent_since is not None
 
     def tend(self) -> None:
         """Does what is due to have a drafter."""

@@ -33,8 +33,10 @@ PROTOCOL = 2
 MAX_FRAME_BYTES = 2**26
 MAX_TURNS = 4096  # sequences in one message
 MAX_NODES = 1024
+MOST_IDS = 2**31 - 1  # of any vocabulary
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # of a question: there may be thousands a second for months
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 LONGEST_S = 3600.0
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
@@ -124,7 +126,7 @@ class Wish(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
             limits.draft_top_k,
             min(limits.max_nodes, MAX_NODES),
             sampling.temperature,
-            sampling.top_k,
+            min(sampling.top_k, MOST_IDS),
             sampling.top_p,
             sampling.min_p,
             sampling.seed,
@@ -149,7 +151,8 @@ class Wish(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 class Turn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sequence's text from position ``start`` on, with the features of positions ``max(start - 1, 0)`` up to and
-    without the last; a chunk of it, without a wish, where all is too much for one message."""
+    without the last; a chunk of it, without a wish, where all is too much for one message.
+    """
 
     sequence: Count
     start: Count
@@ -175,7 +178,7 @@ class Hello(Struct, frozen=True, tag="hello", array_like=True, forbid_unknown_fi
 class Ask(Struct, frozen=True, tag="ask", array_like=True, forbid_unknown_fields=True):
     """Trees wanted within ``deadline_s`` of the message's arrival; afterwards nobody needs them."""
 
-    number: Count  # ascending
+    number: Number  # ascending
     epoch: str  # of the welcome
     deadline_s: Seconds
     turns: Annotated[list[Turn], Meta(max_length=MAX_TURNS)]
@@ -230,7 +233,7 @@ class Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Answer(Struct, frozen=True, tag="answer", array_like=True, forbid_unknown_fields=True):
-    number: Count
+    number: Number
     epoch: str
     parts: Annotated[list[Part], Meta(max_length=MAX_TURNS)]
     busy: bool = False  # the drafter has more to do than it can: trees are smaller than wished, or missing

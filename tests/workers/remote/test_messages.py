@@ -49,6 +49,21 @@ def test_messages_are_read_as_they_were_written() -> None:
     assert [decode_to_verifier(encode(message)) for message in TO_VERIFIER] == TO_VERIFIER
 
 
+def test_questions_may_be_asked_for_years() -> None:
+    """Their numbers ended at 2**31, which an engine that asks a thousand a second has used up in a month."""
+    ask, answer = Ask(2**40, "life", 0.5, []), Answer(2**40, "life", [])
+    assert decode_to_drafter(encode(ask)) == ask
+    assert decode_to_verifier(encode(answer)) == answer
+
+
+def test_a_wish_holds_whatever_a_request_may_ask_for() -> None:
+    """A top_k beyond 64 bits raised, and cost all requests in the same question their trees."""
+    wish = Wish.of(DraftLimits(1, 1, 1), SamplingParams(top_k=10**30, seed=-(2**63), choice=2**64 - 1))
+    ask = Ask(1, "life", 0.5, [Turn(0, 0, [1], 0, wish=wish)])
+    assert decode_to_drafter(encode(ask)) == ask
+    assert wish.sampling.top_k >= 2**31 - 1
+
+
 def test_what_is_no_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode(ASK)
     for wrong in (b"", b"\xc1", frame[:-1], frame + b"x", encode(TO_VERIFIER[0]), b"\x91\xa4none"):

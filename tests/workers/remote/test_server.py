@@ -20,7 +20,7 @@ from tests.workers.remote.wires import HOP_S, RemoteWorld, Wire, lost, safe
 from workers.remote import desk, link, server, texts
 from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
-from workers.remote.messages import Ask, decode_to_drafter
+from workers.remote.messages import Ask, Refusal, decode_to_drafter, encode
 from workers.remote.server import DraftServer
 
 DEADLINE_S = 0.05
@@ -253,6 +253,38 @@ def test_a_drafter_that_stays_silent_is_left_for_another(pair: Pair, monkeypatch
     assert pair.ask(14) == pair.local(14)
     assert pair.asked()[0].turns[0].start == 0
     assert pair.remote.figures.welcomes == 2
+
+
+def test_nobody_waits_for_a_drafter_that_was_left(pair: Pair) -> None:
+    """With a question open, as another lane's, the engine spun on a channel that was no more up to the deadline."""
+
+    def ticking() -> float:
+        pair.world.clock.now += 1e-6
+        return pair.world.clock.now
+
+    pair.remote._clock = ticking
+    assert pair.ask(10)
+    pair.wire.fate = lost
+    ticket = pair.remote.start([pair.bench.request(TEXT[:12])])
+    pair.wire.fate = safe
+    pair.wire.post("a", encode(Refusal("no more")), up=False)
+    before = pair.world.clock.now
+    assert pair.remote.collect(ticket, DEADLINE_S) == {}
+    assert pair.world.clock.now - before < 2 * HOP_S
+
+
+def test_nobody_waits_for_what_was_asked_before_a_welcome(pair: Pair) -> None:
+    """It cost the whole deadline, and the drafter that had just said hello passed for a late one."""
+    assert pair.ask(10)
+    pair.wire.fate = lost
+    ticket = pair.remote.start([pair.bench.request(TEXT[:12])])
+    pair.wire.fate = safe
+    pair.wire.post("a", encode(pair.server.desk.welcome("a")), up=False)
+    before = pair.world.clock.now
+    assert pair.remote.collect(ticket, DEADLINE_S) == {}
+    assert pair.world.clock.now - before < 2 * HOP_S
+    assert pair.remote.figures.missed == 0
+    assert pair.ask(14) == pair.local(14)
 
 
 def test_a_drafter_that_is_always_late_is_asked_ever_less(head: Pair) -> None:
