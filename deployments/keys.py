@@ -23,13 +23,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import ApiError
 from verifier.errors import BadSetting
+from verifier.paths import written_path
 
 SETTING = "api_keys"
 SHORTEST_KEY = 16  # characters
@@ -140,7 +140,7 @@ def _unauthorized(message: str, code: str) -> ApiError:
 
 def _read(path: str) -> dict[str, ApiKey]:
     try:
-        tables = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+        tables = tomllib.loads(written_path(SETTING, path).read_text("utf-8"))
     except OSError as error:
         raise BadSetting(SETTING, path, f"a file that can be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -1,8 +1,9 @@
 """Limits that several ingress replicas share, without asking one another before each request.
 
 Each replica may use up to its part of a limit, and counts what it uses by itself. The parts never add up to more than
-the limit, so it holds wherever requests arrive. Parts follow demand: `divide` says how, `deployments.aggregator` asks.
-Knows counts and seconds, of an injected clock. Knows no keys, no requests and no Ray.
+the limit, so it holds wherever requests arrive; only before anything was told are they rounded up. Parts follow demand:
+`divide` says how, `deployments.aggregator` asks. Knows counts and seconds, of an injected clock. Knows no keys, no
+requests and no Ray.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 MINUTE_S = 60.0
@@ -156,7 +158,7 @@ class RoomMeter:
         self.used = 0
         self._clock = clock
         self.ended = Window(clock)
-        self._promised: deque[float] = deque()  # when those who wait were told to come back
+        self._promised: list[float] = []  # when those who wait were told to come back, as a heap
 
     @property
     def is_full(self) -> bool:
@@ -172,11 +174,15 @@ class RoomMeter:
     def wait_s(self) -> float:
         """Seconds until there will probably be room, if there is none."""
         rate, now = self.ended.rate(), self._clock()
-        if not rate:
-            return UNKNOWN_WAIT_S
         while self._promised and self._promised[0] <= now:
-            self._promised.popleft()
-        wait = (len(self._promised) + 1) / rate
+            heappop(self._promised)
+        behind = len(self._promised) - self.part.free
+        if behind < 0:  # there is room elsewhere, which comes here when it is asked for
+            wait = 2 * EXCHANGE_S
+        elif rate:
+            wait = (behind + 1) / rate
+        else:
+            return UNKNOWN_WAIT_S
         if wait < MINUTE_S:
-            self._promised.append(now + wait)
+            heappush(self._promised, now + wait)
         return wait

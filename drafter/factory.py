@@ -18,6 +18,7 @@ from drafter.united import UnitedDraft
 from drafter.vocabulary import check_tokenizer
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
+from verifier.paths import written_path
 
 if TYPE_CHECKING:
     from verifier.verifier import Verifier
@@ -76,7 +77,7 @@ def parts_of(name: str, target: ModelConfig) -> list[str]:
     """The drafters that ``name`` joins, or the one that it names; a folder's name may have a "+" in it."""
     if name == AUTO:
         return [SHIPPED, "ngram"] if shipped_head(target) else ["ngram"]
-    is_folder = (Path(name).expanduser() / "config.json").is_file()
+    is_folder = (written_path("draft_model", name) / "config.json").is_file()
     return [name] if is_folder else sorted(part.strip() for part in name.split("+"))
 
 
@@ -84,10 +85,10 @@ def folder_of(name: str, target: ModelConfig) -> Path:
     """Where the draft network of that name lies, if it is one.
 
     Raises:
-        BadSetting: it is to be the head that comes along, and none does for this target.
+        BadSetting: it is to be the head that comes along, and none does for this target; or nobody can look there.
     """
     if name != SHIPPED:
-        return Path(name).expanduser()
+        return written_path("draft_model", name)
     head = shipped_head(target)
     if head is None:
         raise BadSetting("draft_model", name, f"something else, since no head for {target.name} comes along")

@@ -156,10 +156,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """One JSON object.
 
     Raises:
-        CheckpointError: the file holds something else.
+        CheckpointError: the file holds something else, or cannot be read.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}.") from error
     if not isinstance(data, dict):

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from verifier.errors import ModelNotFound
+from verifier.paths import written_path
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -19,8 +20,9 @@ def resolve_model(name: str) -> Path:
 
     Raises:
         ModelNotFound: no such path, and no such model on the hub, or no way to reach it.
+        BadSetting: a path at which nobody can look.
     """
-    path = Path(name).expanduser()
+    path = written_path("model", name)
     if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
         return path
     if path.exists():

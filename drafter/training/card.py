@@ -7,6 +7,8 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+from drafter.training.runs import RunFolder
+from drafter.training.settings import TrainSettings
 from drafter.training.shards import ShardFolder
 from drafter.training.trained import Trained
 
@@ -123,16 +125,33 @@ def _settings(head: Trained) -> str:
 
 
 def _commands(head: Trained, layout: str) -> str:
-    defaults = type(head.settings)()
-    changed = {name: value for name, value in head.settings.to_dict().items() if value != getattr(defaults, name)}
-    options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in changed.items())
+    runs = [("run", head.settings)]
+    while earlier := _earlier(runs[0][1]):
+        runs.insert(0, earlier)
+    trained = "\n".join(
+        f"python -m drafter.training train --data data --run {name}{_options(settings)}" for name, settings in runs
+    )
     return f"""## Commands
 
 ```
 python -m drafter.training collect --out data
-python -m drafter.training train --data data --run run{options}
+{trained}
 python -m drafter.training export --run run --data data --out head --layout {layout}
 ```"""
+
+
+def _earlier(settings: TrainSettings) -> tuple[str, TrainSettings] | None:
+    """The run that one began with, if it did with any and its folder is still there."""
+    folder = Path(settings.start_from)
+    if not settings.start_from or not folder.is_dir():
+        return None
+    return settings.start_from, TrainSettings.of(RunFolder(folder).settings())
+
+
+def _options(settings: TrainSettings) -> str:
+    defaults = TrainSettings()
+    changed = {name: value for name, value in settings.to_dict().items() if value != getattr(defaults, name)}
+    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in changed.items())
 
 
 def _listed(numbers: tuple[int, ...] | list[int]) -> str:

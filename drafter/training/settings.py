@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from verifier.errors import BadSetting
 
@@ -69,6 +70,12 @@ class TrainSettings:
         for name, allowed in (("init", ("target", "random")), ("optimizer", ("muon", "adamw"))):
             if getattr(self, name) not in allowed:
                 raise BadSetting(name, getattr(self, name), f"one of {', '.join(allowed)}")
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Those of a run that was saved, also by a version which had others besides."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in saved.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
@@ -41,9 +41,8 @@ class Trained:
         content = run.load(best=True)
         if content["fingerprint"] != target.checkpoint.fingerprint:
             raise CheckpointError(f"{run.path} trained a head for {content['model']}, not for {target.config.name}.")
-        known = {each.name for each in fields(TrainSettings)}
         return cls(
-            settings=TrainSettings(**{name: value for name, value in content["settings"].items() if name in known}),
+            settings=TrainSettings.of(content["settings"]),
             target=target,
             weights=content["weights"],
             target_ids=content["target_ids"],

@@ -236,6 +236,23 @@ def test_a_refused_request_is_told_to_come_back_soon_when_others_hold_what_it_ne
     assert admits(replicas.gates[0], PER_MINUTE)
 
 
+def test_room_that_others_hold_and_do_not_use_is_soon_here() -> None:
+    """A key with fewer requests at a time than there are ingresses was told to wait 10 seconds while it made none."""
+    replicas = Replicas(2)
+    key = ApiKey("a", KeyLimits(concurrent=1))
+    assert admits(replicas.gates[1], key)
+    replicas.settle()
+    here, there = sorted(replicas.gates, key=lambda gate: gate.uses()[QuotaId("a", "concurrent")].allowed)
+    assert [gate.uses()[QuotaId("a", "concurrent")].allowed for gate in (here, there)] == [0, 1]
+    for _ in range(2):  # it goes where more is asked
+        assert retry_after(refusal(here, key)) == 2
+        replicas.settle(3)
+    ticket = here.admit(key, 1)
+    replicas.settle(3)
+    assert retry_after(refusal(there, key)) > 2, "now it is in use"
+    ticket.close()
+
+
 def test_without_an_aggregator_everybody_goes_on_as_told_last() -> None:
     replicas = Replicas(2)
     for _ in range(20):

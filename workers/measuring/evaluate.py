@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def check_layers(
     name: str, drafter: Drafter, options: DraftOptions, verifier: Verifier, asked: Sequence[Asked]
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
     """Says whether a head's layer ids are off by one; nothing for a drafter that fuses no layers."""
     from workers.measuring.layer_check import diagnosis, fused_layers, measure_shifts
 
@@ -90,7 +90,10 @@ def check_layers(
         return {}
     found = measure_shifts(layer_ids, create, verifier, asked)
     print(f"\n{diagnosis(Path(name).name, found)}", flush=True)
-    return {",".join(map(str, ids)): round(guess.rate, 3) for ids, guess in found.items()}
+    return {
+        ",".join(map(str, ids)): {"right": round(guess.rate, 3), "probability": round(guess.chance, 3)}
+        for ids, guess in found.items()
+    }
 
 
 def draft_vocabulary(drafter: Drafter) -> Set[int] | None:

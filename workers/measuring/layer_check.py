@@ -1,7 +1,8 @@
-"""Whether an EAGLE-3 head reads the layers it was trained on, found by measuring its first guess one layer off.
+"""Whether an EAGLE-3 head reads the layers it was trained on, found by measuring its first guesses one layer off.
 
 Configs number layers in two ways that differ by one, and a head that reads the neighbours of its layers goes on
-guessing, only worse. Knows what acceptance says, not what a config says.
+guessing, only worse: a well-trained one so little worse that its likeliest guess is right as often. What it thought of
+the token that came shows more. Knows what guesses say, not what a config says.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from drafter.base import Drafter, DraftLimits, DraftRequest, Ticket
 from drafter.scored import ScoredTree
@@ -19,20 +21,22 @@ from workers.measuring.prompts import spread
 from workers.sequence import Request
 
 NUM_PROMPTS, MAX_TOKENS = 16, 64
-# A gain is called one when it is large enough to matter and too large to be chance.
-LEAST_GAIN, STANDARD_ERRORS = 0.03, 3.0
+NUM_GUESSES = 8  # that are looked for the token that came
+# A gain in its probability is called one when it is large enough to matter and too large to be chance.
+LEAST_GAIN, STANDARD_ERRORS = 0.01, 3.0
 
 Ids = tuple[int, ...]
 Place = tuple[int, int]  # a request, and a position in its text
+Guesses = Mapping[int, float]  # probabilities by token
 Create = Callable[[Ids, Verifier], Drafter]  # a drafter that reads these layers of that verifier
 
 
 class Listening:
-    """Asks a drafter for its first guess at every token and proposes none, so that all guess at the same places."""
+    """Asks a drafter for its first guesses at every token and proposes none, so that all guess at the same places."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.fusion = drafter.fusion
-        self.guesses: dict[Place, int] = {}
+        self.guesses: dict[Place, Guesses] = {}
         self._drafter = drafter
         self._lengths: dict[Ticket, dict[int, int]] = {}
 
@@ -44,7 +48,8 @@ class Listening:
     def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         lengths = self._lengths.pop(ticket)
         for sequence, scored in self._drafter.collect(ticket, deadline_s).items():
-            self.guesses[sequence, lengths[sequence]] = scored.tree.tokens[1]
+            guesses = zip(scored.tree.tokens[1:], scored.shares[1:], strict=True)
+            self.guesses[sequence, lengths[sequence]] = dict(guesses)
         return {}
 
     def close(self, sequence: int) -> None:
@@ -53,20 +58,31 @@ class Listening:
 
 @dataclass(frozen=True)
 class FirstGuess:
-    """Whether the first guess was right, place by place."""
+    """What was thought, place by place, of the token that came."""
 
-    right: Mapping[Place, bool]
+    chances: Mapping[Place, float]  # its probability; 0 where it was not among the guesses
+    right: Mapping[Place, bool]  # whether it was the likeliest
+
+    @classmethod
+    def of(cls, guesses: Mapping[Place, Guesses], texts: Sequence[Sequence[int]]) -> FirstGuess:
+        came = {(number, place): texts[number][place] for number, place in guesses}
+        chances = {place: guesses[place].get(token, 0.0) for place, token in came.items()}
+        return cls(chances, {place: max(each, key=each.__getitem__) == came[place] for place, each in guesses.items()})
 
     @property
     def rate(self) -> float:
         return sum(self.right.values()) / len(self.right) if self.right else 0.0
 
+    @property
+    def chance(self) -> float:
+        return fmean(self.chances.values()) if self.chances else 0.0
+
     def beats(self, other: FirstGuess) -> bool:
-        """Clearly, by McNemar's test: places where both are right or both are wrong say nothing."""
-        places = self.right.keys() & other.right.keys()
-        won = sum(self.right[place] and not other.right[place] for place in places)
-        lost = sum(other.right[place] and not self.right[place] for place in places)
-        return won - lost > max(LEAST_GAIN * len(places), STANDARD_ERRORS * math.sqrt(won + lost))
+        """Clearly: the gain is the mean of differences at the same places, which say more than the two means."""
+        gains = [chance - other.chances[place] for place, chance in self.chances.items() if place in other.chances]
+        if len(gains) < 2:
+            return False
+        return fmean(gains) > max(LEAST_GAIN, STANDARD_ERRORS * stdev(gains) / math.sqrt(len(gains)))
 
 
 Found = Mapping[Ids, FirstGuess]
@@ -89,7 +105,7 @@ def _first_guess(ids: Ids, create: Create, verifier: Verifier, asked: Sequence[A
     """Over greedy answers: the same ones for all ids, since guesses never change a token."""
     apart = beside(verifier)
     listening = Listening(create(ids, apart))
-    engine = engine_of(apart, listening, DraftLimits(max_draft=1, draft_top_k=1, max_nodes=1))
+    engine = engine_of(apart, listening, DraftLimits(max_draft=1, draft_top_k=NUM_GUESSES, max_nodes=NUM_GUESSES))
     stop_ids = frozenset(verifier.config.eos_token_ids)
     requests = [
         Request(str(index), prompt.ids, SamplingParams(temperature=0), MAX_TOKENS, stop_ids)
@@ -97,24 +113,23 @@ def _first_guess(ids: Ids, create: Create, verifier: Verifier, asked: Sequence[A
     ]
     answers = engine.run(requests)
     texts = [(*request.prompt_ids, *answer.output_ids) for request, answer in zip(requests, answers, strict=True)]
-    guesses = listening.guesses.items()
-    return FirstGuess({(number, place): texts[number][place] == token for (number, place), token in guesses})
+    return FirstGuess.of(listening.guesses, texts)
 
 
 def diagnosis(name: str, found: Found) -> str:
     """In a sentence, whether the ids that a head was opened with, the first of those found, are probably wrong."""
     (own, here), *others = found.items()
-    best, there = max(found.items(), key=lambda each: each[1].rate)
+    best, there = max(found.items(), key=lambda each: each[1].chance)
     if not there.beats(here):
-        shifted = " and ".join(f"{guess.rate:.2f} after {_listed(ids)}" for ids, guess in others)
+        shifted = " and ".join(f"{guess.chance:.3f} after {_listed(ids)}" for ids, guess in others)
         return (
-            f"Layer ids: {name} reads its target after layers {_listed(own)}, where its first guess is right "
-            f"{here.rate:.2f} of the time, against {shifted}. That speaks for no others."
+            f"Layer ids: {name} reads its target after layers {_listed(own)}. It gives the token that comes a mean "
+            f"probability of {here.chance:.3f}, against {shifted}. That speaks for no others."
         )
     return (
         f"Layer ids: those of {name} are probably one too {'low' if best > own else 'high'}. After layers "
-        f"{_listed(own)} its first guess is right {here.rate:.2f} of the time, but {there.rate:.2f} after "
-        f"{_listed(best)}: set draft_layer_ids={','.join(map(str, best))}."
+        f"{_listed(own)} it gives the token that comes a mean probability of {here.chance:.3f}, but {there.chance:.3f} "
+        f"after {_listed(best)}: set draft_layer_ids={','.join(map(str, best))}."
     )
 
 

@@ -21,7 +21,8 @@ from workers.build import DEFAULT_LIMITS
 from workers.config import Acceptance
 
 DEFAULTS = DraftOptions()
-SIXTEEN = DraftLimits(max_draft=6, draft_top_k=4, max_nodes=16)
+SIXTEEN = DraftLimits(max_draft=6, draft_top_k=10, max_nodes=16)
+AS_IT_PAYS = DraftLimits(max_draft=6, draft_top_k=4, max_nodes=16)
 SHALLOW = DraftLimits(max_draft=3, draft_top_k=2, max_nodes=5)
 
 
@@ -79,10 +80,10 @@ METHODS = (
         trained_as="eagle",
     ),
     Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS, SHALLOW), trained_as="eagle3"),
-    Method("EAGLE-3, adaptive", ("eagle3",), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
+    Method("EAGLE-3, adaptive", ("eagle3",), (AS_IT_PAYS,), adaptive=True, trained_as="eagle3"),
     Method("EAGLE-3, blind to noise", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=False), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram", ("eagle3", "ngram"), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
-    Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (SIXTEEN,), adaptive=True, trained_as="eagle3"),
+    Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (AS_IT_PAYS,), adaptive=True, trained_as="eagle3"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_the_command_writes_a_card_beside_the_weights(run: Path, model: Path, da
     assert "20 conversations" in card
     assert "| draft_vocab | 100 |" in card
     assert "train --data data --run run --draft-vocab 100" in card
+
+
+def test_a_card_names_the_commands_of_the_runs_that_it_began_with(
+    run: Path, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the last of them alone, which makes no such head."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "first")
+    small = ["--draft-vocab", "100", "--intermediate-size", "80", "--held-out", "0.2"]
+    given = ["--model", str(model), "--data", str(data), "--steps", "1", "--evaluate-every", "1"]
+    train([*given, *small, "--run", "second", "--start-from", "first"])
+    main(["--run", "second", "--model", str(model), "--out", "head"])
+    card = Path("head", "README.md").read_text()
+    assert "--run first --draft-vocab 100" in card
+    assert "--start-from first" not in card.split("--run first")[1].splitlines()[0]
+    assert "--run run --draft-vocab 100 --intermediate-size 80 --start-from first" in card
+    shutil.rmtree("first")
+    main(["--run", "second", "--model", str(model), "--out", "head"])
+    assert "--run first" not in Path("head", "README.md").read_text()
 
 
 def test_a_speculators_config_says_all_that_vllm_asks_for(run: Path, model: Path, tmp_path: Path) -> None:

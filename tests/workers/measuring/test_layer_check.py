@@ -63,10 +63,11 @@ def test_ids_that_are_off_by_one_are_found_out(world: World, said: tuple[int, ..
     figures = world.evaluate("--max-draft", "1", eagle_aux_hidden_state_layer_ids=list(said))
     found = figures["first_guess_by_layer_ids"]
     assert next(iter(found)) == ",".join(map(str, said))
-    assert found[",".join(map(str, said))] < 0.2 < 0.8 < found["2,3,5"]
+    for figure in ("right", "probability"):
+        assert found[",".join(map(str, said))][figure] < 0.25 < 0.7 < found["2,3,5"][figure]
     sentence = figures["text"].splitlines()[-1]
     assert f"one too {fault}" in sentence
-    assert sentence.endswith(f"{found['2,3,5']:.2f} after 2, 3, 5: set draft_layer_ids=2,3,5.")
+    assert sentence.endswith(f"{found['2,3,5']['probability']:.3f} after 2, 3, 5: set draft_layer_ids=2,3,5.")
 
 
 def test_what_the_tool_advises_helps(world: World) -> None:
@@ -76,17 +77,35 @@ def test_what_the_tool_advises_helps(world: World) -> None:
     assert figures["temperature 1"]["prompts"] == len(PROMPTS)
 
 
-def guessed(*right: int) -> FirstGuess:
-    return FirstGuess({(0, place): place in right for place in range(200)})
+def thought(*chances: float) -> FirstGuess:
+    """Of the tokens that came, at as many places."""
+    places = [(0, place) for place in range(len(chances))]
+    return FirstGuess(dict(zip(places, chances, strict=True)), dict.fromkeys(places, True))
 
 
 def test_chance_is_not_called_a_shift() -> None:
-    """Being right at ten other places is no better; nor are five places more of two hundred enough to matter."""
-    some = guessed(*range(50))
-    for others in (range(40, 90), range(55), range(35, 100)):
-        assert "no others" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*others)})
-    assert "too low" in diagnosis("head", {(2, 3): some, (3, 4): guessed(*range(65))})
-    assert "too high" in diagnosis("head", {(2, 3): some, (1, 2): guessed(*range(65))})
+    """Better at some places and worse at others is no better; nor is what is better everywhere, but by nothing."""
+    some = thought(*[0.3, 0.5] * 100)
+    for others in ([0.5, 0.3] * 100, [0.3, 0.5] * 99 + [1.0, 1.0], [0.305, 0.505] * 100):
+        assert "no others" in diagnosis("head", {(2, 3): some, (3, 4): thought(*others)})
+    better = thought(*[0.32, 0.53] * 100)
+    assert "too low" in diagnosis("head", {(2, 3): some, (3, 4): better})
+    assert "too high" in diagnosis("head", {(2, 3): some, (1, 2): better})
+
+
+def test_a_shift_shows_where_the_likeliest_guess_is_right_as_often() -> None:
+    """A well-trained head that read one layer too low was right as often, and the check said nothing."""
+    texts = [range(200)]
+    here = FirstGuess.of({(0, place): {place: 0.50, 999: 0.3} for place in range(200)}, texts)
+    there = FirstGuess.of({(0, place): {place: 0.55, 999: 0.3} for place in range(200)}, texts)
+    assert here.rate == there.rate == 1
+    assert "one too low" in diagnosis("head", {(1, 2): here, (2, 3): there})
+
+
+def test_a_token_that_was_not_guessed_was_given_no_chance() -> None:
+    guess = FirstGuess.of({(0, 0): {7: 0.9}, (0, 1): {5: 0.2, 6: 0.4}}, [[8, 5]])
+    assert guess.chances == {(0, 0): 0.0, (0, 1): 0.2}
+    assert not any(guess.right.values())
 
 
 def test_a_head_at_the_edge_has_only_neighbours_that_exist(world: World) -> None:
