@@ -53,7 +53,8 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def card(self) -> dict[str, object]:
-        return Model(id=self.model, created=self.created, object="model", owned_by="draftree").model_dump()
+        model = Model(id=self.model, created=self.created, object="model", owned_by="draftree")
+        return model.model_dump(exclude_unset=True)
 
     async def stats(self) -> EngineStats:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
