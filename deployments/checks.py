@@ -42,6 +42,7 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
         DraftreeError: there is no such model, or a setting does not fit it; one sentence.
     """
     check_device(settings)
+    check_drafters(settings)
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     spec = engine_spec(settings)
@@ -116,6 +117,17 @@ def check_device(settings: Settings) -> None:
     of_a_rank = settings.verifier_num_gpus
     if settings.tensor_parallel > 1 and of_a_rank < 1 and device_of(settings, of_a_rank) == "cuda":
         raise BadSetting("verifier_num_gpus", of_a_rank, "at least 1, since ranks cannot share a GPU, or device=cpu")
+
+
+def check_drafters(settings: Settings) -> None:
+    """
+    Raises:
+        BadSetting: something is set for drafters of their own, and there are none.
+    """
+    for name in ("drafter_replicas", "drafter_max_replicas", "drafter_num_gpus"):
+        value = getattr(settings, name)
+        if settings.drafter_placement == "local" and value != Settings.model_fields[name].default:
+            raise BadSetting(name, value, "left out, since drafter_placement is local: verifiers draft themselves")
 
 
 def fingerprint(settings: Settings) -> str:

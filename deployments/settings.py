@@ -127,8 +127,9 @@ class Settings(BaseModel):
     """Whether verifiers and drafters keep to nodes with the label role=verifier or role=drafter (cluster.yaml)."""
     threads: Annotated[int, Field(ge=0, le=1024)] = SPEC.threads
     """Threads of the verifier, all ranks together; 0: one for each physical core."""
-    stall_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """A verifier that has work and makes no step for so long is given up, and its requests go on elsewhere."""
+    stall_timeout_s: Annotated[float, Field(ge=3, le=3600)] = 30.0
+    """A verifier that has work and makes no step for so long is given up, and its requests go on elsewhere. A sign of
+    life is given once a second."""
     replica_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """For so long a request waits for a verifier that can take it, as while one is being started."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 25.0

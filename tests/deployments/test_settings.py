@@ -63,6 +63,8 @@ def test_values_may_be_strings() -> None:
         ({"model": "\udcff"}, ("model", "printable")),
         # More than a float holds: working out the pages ended with a traceback.
         ({"kv_cache_tokens": "1" + "0" * 400}, ("kv_cache_tokens", "less than or equal to")),
+        # With less than signs of life take, whatever had to wait its turn was given up.
+        ({"stall_timeout_s": "0.5"}, ("stall_timeout_s", "'0.5'", "greater than or equal to 3")),
     ],
 )
 def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[str, ...]) -> None:
@@ -95,6 +97,10 @@ def test_mistakes_are_named_in_one_sentence(args: dict[str, str], words: tuple[s
         ({"kv_cache_tokens": "255"}, ("kv_cache_tokens", "255", "at least 256")),
         ({"kv_cache_tokens": str(10**12)}, ("does not fit", "GiB")),
         ({"max_running": "97", "max_rows": "96"}, ("max_running", "97", "96")),
+        # Were overlooked, and somebody took the drafter to be on a GPU.
+        ({"drafter_num_gpus": "1"}, ("drafter_num_gpus", "1.0", "left out", "local")),
+        ({"drafter_replicas": "2"}, ("drafter_replicas", "2", "left out", "local")),
+        ({"drafter_max_replicas": "2"}, ("drafter_max_replicas", "2", "left out", "local")),
     ],
 )
 def test_settings_that_do_not_fit_the_model(tiny: str, args: dict[str, str], words: tuple[str, ...]) -> None:
