@@ -25,6 +25,7 @@ from deployments.rendezvous import ServeFinder
 from deployments.routing import FINGERPRINT
 from deployments.settings import Settings
 from drafter.base import Drafter
+from drafter.factory import spelled_out
 from verifier.errors import DraftreeError
 from workers.build import build_engine
 from workers.inbox import EngineDead
@@ -191,7 +192,8 @@ class VerifierReplica:
     async def stats(self, _: Placement | None = None) -> EngineStats:
         self._host.check()
         remote = replace(self._elsewhere.figures) if self._elsewhere else None
-        return replace(self._host.stats(), remote=remote, draft_model=self._exchange.draft_model)
+        draft_model = spelled_out(self._exchange.draft_model, self._engine.verifier.config)
+        return replace(self._host.stats(), remote=remote, draft_model=draft_model)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's policy goes by (`deployments.autoscaling`)."""

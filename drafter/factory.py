@@ -54,8 +54,7 @@ def plan_drafter(
             are joined cannot be.
         CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
-    if name == AUTO:
-        name = "+".join(parts_of(name, target))
+    name = spelled_out(name, target)
     if name in NAMES:
         options.refuse_all(because=f"{name} is no draft network")
         return DraftPlan(name, lambda verifier: create_drafter(name))
@@ -71,6 +70,11 @@ def plan_drafter(
     if model is not None:
         check_tokenizer(path, model, path.resolve().name, target.name)
     return plan
+
+
+def spelled_out(name: str, target: ModelConfig) -> str:
+    """``name``, or what "auto" stands for."""
+    return "+".join(parts_of(name, target)) if name == AUTO else name
 
 
 def parts_of(name: str, target: ModelConfig) -> list[str]:

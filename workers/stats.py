@@ -167,4 +167,4 @@ class EngineStats:
     counters: Counters  # a copy
     remote: RemoteFigures | None = None  # None: all drafting is done here
     prices: Prices | None = None  # as measured so far
-    draft_model: str = ""  # that guesses, by the name under which it was asked for
+    draft_model: str = ""  # that guesses, by the name under which it was asked for; never "auto"

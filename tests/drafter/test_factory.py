@@ -6,7 +6,7 @@ import pytest
 
 from drafter import shipped
 from drafter.base import NoDraft
-from drafter.factory import create_drafter, plan_drafter
+from drafter.factory import create_drafter, plan_drafter, spelled_out
 from drafter.ngram import NgramDraft
 from drafter.options import DraftOptions
 from drafter.shipped import shipped_head
@@ -64,3 +64,10 @@ def test_a_head_that_comes_along_is_found_by_its_target(tmp_path: Path, monkeypa
     assert shipped_head(target) == folder
     assert plan_drafter("eagle3", target).name == str(folder)
     assert plan_drafter("auto", target).name == plan_drafter("ngram+eagle3", target).name != "ngram"
+    assert spelled_out("auto", target) == "eagle3+ngram"
+
+
+def test_auto_is_spelled_out_for_those_who_ask_who_guesses() -> None:
+    """``draftree_drafting`` in /metrics said "auto"."""
+    assert spelled_out("auto", target_config()) == "ngram"
+    assert spelled_out("ngram+/heads/new", target_config()) == "ngram+/heads/new"

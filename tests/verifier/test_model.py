@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.models import FAMILIES, reference_logits, save_tiny_model
 from verifier.batch import Segment, StepPlan
+from verifier.rows import RowCounts
 from verifier.tree import TokenTree
 from verifier.verifier import Verifier
 
@@ -132,3 +133,13 @@ def test_exact_mode_gives_the_same_bits_however_rows_are_batched(family: str, tm
         branch.append(at)
     logits = forward(verifier, Segment(61, TokenTree(tuple(tokens), tuple(parents)), fresh))[0]
     assert torch.equal(logits[branch], one_by_one[61:68])
+
+
+def test_rows_that_only_pad_the_batch_write_to_no_page_that_can_be_lent(tmp_path: Path) -> None:
+    verifier = load(save_tiny_model(tmp_path / "model"))
+    verifier.row_counts = RowCounts((8,))
+    forward(verifier, Segment(0, TokenTree.chain(PROMPT[:3]), (1,)))
+    written = verifier.pool.keys.abs().sum(dim=(0, 2, 3)).nonzero().flatten().tolist()
+    page_size, num_lent = 4, 512 // 4
+    assert [slot for slot in written if slot < num_lent * page_size] == [page_size, page_size + 1, page_size + 2]
+    assert len(written) == 4  # the padding's is the fourth

@@ -406,13 +406,14 @@ def test_each_phase_takes_its_time_from_the_clock() -> None:
     assert (stats.late_drafts, stats.drafter_failures) == (1, 0)
 
 
-def test_near_ties_are_counted() -> None:
-    """One draw more than without it, whose runner-up is 1e-4 away."""
+@pytest.mark.parametrize("pass_number", [1, 3])
+def test_near_ties_are_counted(pass_number: int) -> None:
+    """One draw more than without it, whose runner-up is 1e-4 away: be it after a prompt or after a token."""
 
     class Tied(FakeVerifier):
         def forward(self, plan: StepPlan) -> StepOutput:
             output = super().forward(plan)
-            if len(self.plans) == 3:
+            if len(self.plans) == pass_number:
                 best = output.logits[0][0].argmax()
                 output.logits[0][0][(best + 1) % VOCAB_SIZE] = output.logits[0][0][best] - 1e-4
             return output

@@ -20,7 +20,7 @@ from tests.workers.remote.wires import HOP_S, RemoteWorld, Wire, lost, safe
 from workers.remote import desk, link, server, texts
 from workers.remote.channel import Letter
 from workers.remote.drafter import RemoteDraft
-from workers.remote.messages import Ask, Refusal, decode_to_drafter, encode
+from workers.remote.messages import Answer, Ask, Refusal, decode_to_drafter, decode_to_verifier, encode
 from workers.remote.server import DraftServer
 
 DEADLINE_S = 0.05
@@ -219,6 +219,21 @@ def test_an_answer_of_an_earlier_life_is_dropped(pair: Pair) -> None:
     pair.wire.post("a", replies[-1], up=False)
     pair.pass_time(0.1)
     assert pair.remote.figures.stale == stale + 1
+    assert pair.ask(14) == pair.local(14)
+
+
+def test_a_drafter_that_claims_to_know_more_than_it_was_sent_is_sent_the_rest(pair: Pair) -> None:
+    def boast(frame: bytes) -> list[tuple[float, bytes]]:
+        if frame in pair.wire.sent:
+            return [(HOP_S, frame)]
+        answer = decode_to_verifier(frame)
+        assert isinstance(answer, Answer)
+        parts = [msgspec.structs.replace(part, known=1000) for part in answer.parts]
+        return [(HOP_S, encode(msgspec.structs.replace(answer, parts=parts)))]
+
+    pair.wire.fate = boast
+    assert pair.ask(10) == pair.local(10)
+    pair.wire.fate = safe
     assert pair.ask(14) == pair.local(14)
 
 
