@@ -46,6 +46,15 @@ def test_a_load_is_refused_in_words(clients: str, capsys: pytest.CaptureFixture[
     assert "must be a whole number of at least 0" in said
 
 
+@pytest.mark.parametrize("command", [bench_methods, evaluate, collect], ids=lambda each: str(each.__name__))
+def test_a_temperature_is_refused_before_a_model_is_loaded(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of these commands loaded all that they compare, and only then found it to be out of range."""
+    for text in ("-1", "hot", "nan", "101"):
+        with pytest.raises(SystemExit):
+            command.command_line().parse_args(["--temperature", text])
+        assert f"must be a number from 0 to 100, not '{text}'" in capsys.readouterr().err
+
+
 def test_a_measurement_that_cannot_write_says_so_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

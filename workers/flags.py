@@ -1,4 +1,4 @@
-"""Flags that several commands have: of the draft tree and of draft networks. Knows names, ranges and defaults."""
+"""Flags that several commands have, of draft trees and networks above all. Knows names, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from drafter.options import GROWTHS, DraftOptions, parse_layer_ids
+from verifier.sampling import MAX_TEMPERATURE
 from workers.build import DEFAULT_LIMITS
 
 MAX_THREADS = 1024
@@ -23,6 +24,19 @@ def at_least(low: int, high: float = math.inf) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"must be a whole number of {wanted}, not {text!r}")
 
     return whole_number
+
+
+def number_up_to(high: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        with suppress(ValueError):
+            if 0 <= (value := float(text)) <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {high:g}, not {text!r}")
+
+    return number
+
+
+valid_temperature = number_up_to(MAX_TEMPERATURE)
 
 
 def add_tree_limits(parser: argparse.ArgumentParser, *, branching: str, least_depth: int) -> None:

@@ -94,8 +94,8 @@ def _data(data: ShardFolder, head: Trained) -> str:
         "## Data",
         "",
         f"{data.num_conversations} conversations of {data.num_tokens} tokens that the target itself wrote (seeds "
-        f"{_listed(seeds)}); it was trained on the answers among them, {data.num_trained_tokens} tokens, all but the "
-        f"share of the conversations that was held out ({head.settings.held_out:g}). "
+        f"{_listed(seeds)}); it was trained on {_learnt(data, head)}, all but the share of the conversations that was "
+        f"held out ({head.settings.held_out:g}). "
         + (
             "It began with the weights of an earlier run, whose data is not counted here."
             if head.settings.start_from
@@ -107,6 +107,12 @@ def _data(data: ShardFolder, head: Trained) -> str:
         *(f"| {kind} | {count} |" for kind, count in sorted(kinds.items())),
     ]
     return "\n".join(lines)
+
+
+def _learnt(data: ShardFolder, head: Trained) -> str:
+    if head.settings.learn_from == "all":
+        return f"questions and answers, {data.num_trained_tokens} tokens of which are answers"
+    return f"the answers among them, {data.num_trained_tokens} tokens"
 
 
 def _settings(head: Trained) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+import torch
 
 from drafter.training.objectives.base import Objective
 from drafter.training.shards import Conversation, Shard, ShardFolder
@@ -25,9 +27,11 @@ class Item:
     index: int
     num_tokens: int
     num_rows: int
+    whole: bool = False  # questions are learnt as answers are
 
     def load(self) -> Conversation:
-        return self.shard[self.index]
+        conversation = self.shard[self.index]
+        return replace(conversation, mask=torch.ones_like(conversation.mask)) if self.whole else conversation
 
     @property
     def kind(self) -> str:
@@ -47,18 +51,20 @@ class Corpus:
     held_out: Sequence[Item]
 
     @classmethod
-    def of(cls, folder: ShardFolder, objective: Objective, held_out: float) -> Corpus:
+    def of(cls, folder: ShardFolder, objective: Objective, held_out: float, *, whole: bool = False) -> Corpus:
         """
         Args:
             held_out: share of the conversations that are not trained on.
+            whole: train on questions too. What is held out is measured on answers alone.
         """
         sides: tuple[list[Item], list[Item]] = ([], [])
         for shard in folder.shards:
             for index in range(len(shard)):
                 ids, mask = shard.ids_of(index), shard.mask_of(index)
+                is_held_out = _draw(ids.numpy().tobytes()) < held_out
+                mask = torch.ones_like(mask) if (learnt_whole := whole and not is_held_out) else mask
                 if num_rows := objective.num_rows(ids, mask):
-                    item = Item(shard, index, len(ids), num_rows)
-                    sides[_draw(ids.numpy().tobytes()) < held_out].append(item)
+                    sides[is_held_out].append(Item(shard, index, len(ids), num_rows, learnt_whole))
         return cls(*sides)
 
     def batches(self, seed: int, epoch: int, batch_rows: int, micro_rows: int) -> list[Batch]:

@@ -44,6 +44,7 @@ class TrainSettings:
     steps: int = _setting(3_000, "optimizer steps after which the rate has fallen, as a cosine, to a twentieth")
     batch_rows: int = _setting(1024, "rows to an optimizer step")
     micro_rows: int = _setting(512, "rows computed at once: what memory and caches hold")
+    learn_from: str = _setting("answers", "answers, or all: questions too, for what the target would have said there")
     held_out: float = _setting(0.03, "share of the conversations that are held out")
     evaluate_every: int = _setting(50, "optimizer steps between evaluations on them")
     patience: int = _setting(0, "evaluations without progress after which the run ends; 0 is never")
@@ -67,7 +68,8 @@ class TrainSettings:
         for name in ("held_out", "least_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise BadSetting(name, getattr(self, name), "at least 0 and below 1")
-        for name, allowed in (("init", ("target", "random")), ("optimizer", ("muon", "adamw"))):
+        choices = {"init": ("target", "random"), "optimizer": ("muon", "adamw"), "learn_from": ("answers", "all")}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise BadSetting(name, getattr(self, name), f"one of {', '.join(allowed)}")
 

@@ -89,7 +89,7 @@ class Trainer:
         if not progress.first_shards:
             progress.first_shards = [shard.path.name for shard in ShardFolder(self._data).shards]
         first = ShardFolder(self._data, progress.first_shards)
-        corpus = Corpus.of(first, self.objective, self.settings.held_out)
+        corpus = self._corpus(first)
         if not corpus.held_out or not corpus.trained:  # the best head is the one that does best on what is held out
             sizes = f"{len(corpus.trained)} conversations to train on and {len(corpus.held_out)} to hold out"
             raise BadSetting("held_out", self.settings.held_out, f"a share that leaves some of both: there are {sizes}")
@@ -108,7 +108,7 @@ class Trainer:
         if progress.batch == 0:
             progress.shards = [shard.path.name for shard in ShardFolder(self._data).shards]
         folder = ShardFolder(self._data, progress.shards)
-        corpus = Corpus.of(folder, self.objective, settings.held_out)
+        corpus = self._corpus(folder)
         batches = corpus.batches(settings.seed, progress.epoch, settings.batch_rows, settings.micro_rows)
         self._report.epoch(progress.epoch, folder, corpus, len(batches))
         for batch in batches[progress.batch :]:
@@ -124,6 +124,10 @@ class Trainer:
             if self.is_finished:
                 return
         progress.epoch, progress.batch = progress.epoch + 1, 0
+
+    def _corpus(self, folder: ShardFolder) -> Corpus:
+        settings = self.settings
+        return Corpus.of(folder, self.objective, settings.held_out, whole=settings.learn_from == "all")
 
     def _step(self, batch: Batch) -> Tensor:
         """One step of the optimizer; returns the batch's figures."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Self
@@ -25,7 +24,6 @@ from drafter.training.shards import ShardHeader
 from drafter.training.store import ShardStore
 from verifier.config import ModelConfig
 from verifier.errors import BadSetting
-from verifier.sampling import MAX_TEMPERATURE
 from verifier.weights import Checkpoint
 from workers.build import EngineSpec, build_engine, locate_model
 from workers.collecting.collector import Collector
@@ -33,7 +31,7 @@ from workers.collecting.conversations import PROMPT, USER, WRITTEN, dialogues, r
 from workers.collecting.recipes import RECIPES, Recipes
 from workers.collecting.turns import TurnFormat
 from workers.engine import Engine
-from workers.flags import MAX_THREADS, at_least
+from workers.flags import MAX_THREADS, at_least, number_up_to, valid_temperature
 from workers.generate import ctrl_c, report
 from workers.text import Text
 
@@ -203,14 +201,14 @@ def command_line() -> argparse.ArgumentParser:
     add("--prompts", type=Path, metavar="FILE", help='JSON lines to answer, each {"turns": [...]} or {"prompt": "..."}')
     add(
         "--prompts-share",
-        type=share,
+        type=number_up_to(1),
         default=1.0,
         metavar="S",
         help="share of the conversations that come from the file (default: 1, nothing is invented)",
     )
     add(
         "--temperature",
-        type=temperature,
+        type=valid_temperature,
         nargs="+",
         default=TEMPERATURES,
         metavar="T",
@@ -218,18 +216,3 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--max-tokens", type=at_least(1), default=192, metavar="N", help="of an answer (default: %(default)s)")
     return parser
-
-
-def share(text: str) -> float:
-    return _number(text, 1.0)
-
-
-def temperature(text: str) -> float:
-    return _number(text, MAX_TEMPERATURE)
-
-
-def _number(text: str, high: float) -> float:
-    with suppress(ValueError):
-        if 0 <= (value := float(text)) <= high:
-            return value
-    raise argparse.ArgumentTypeError(f"must be a number from 0 to {high:g}, not {text!r}")

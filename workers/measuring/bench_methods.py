@@ -18,7 +18,7 @@ from drafter.command_line import OneLineParser
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
 from workers.build import locate_model
-from workers.flags import at_least
+from workers.flags import at_least, valid_temperature
 from workers.generate import report
 from workers.machine import weight_bytes
 from workers.measuring.command import as_command
@@ -76,7 +76,14 @@ def command_line() -> argparse.ArgumentParser:
     add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
     add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
     add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
-    add("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T", help="one or more (default: 0 1)")
+    add(
+        "--temperature",
+        type=valid_temperature,
+        nargs="+",
+        default=[0.0, 1.0],
+        metavar="T",
+        help="one or more (default: 0 1)",
+    )
     add("--only", nargs="+", default=[""], metavar="NAME", help="methods whose names begin like this (default: all)")
     add("--out", type=Path, default=Path("build/methods"), metavar="F", help="for rounds and picture (%(default)s)")
     return parser

@@ -21,7 +21,7 @@ from workers.build import DEFAULT_LIMITS
 from workers.config import Acceptance
 
 DEFAULTS = DraftOptions()
-SIXTEEN = DraftLimits(max_draft=6, draft_top_k=10, max_nodes=16)
+SIXTEEN = DraftLimits(max_draft=6, draft_top_k=16, max_nodes=16)
 AS_IT_PAYS = DraftLimits(max_draft=6, draft_top_k=4, max_nodes=16)
 SHALLOW = DraftLimits(max_draft=3, draft_top_k=2, max_nodes=5)
 

@@ -50,6 +50,14 @@ def test_the_order_follows_from_seed_and_epoch(folder: ShardFolder) -> None:
     assert first != corpus.batches(2, 0, 300, 60)
 
 
+def test_questions_are_learnt_too_if_wished_but_not_measured(folder: ShardFolder) -> None:
+    answers, whole = Corpus.of(folder, Answers(), 0.1), Corpus.of(folder, Answers(), 0.1, whole=True)
+    assert whole.held_out == answers.held_out
+    assert any(item.num_rows < item.num_tokens for item in answers.trained)
+    for item in whole.trained:
+        assert item.num_rows == item.num_tokens == int(item.load().mask.sum())
+
+
 def test_what_is_held_out_depends_on_the_text_alone(folder: ShardFolder, tmp_path: Path) -> None:
     corpus = Corpus.of(folder, Answers(), held_out=0.1)
     assert 20 <= len(corpus.held_out) <= 60
