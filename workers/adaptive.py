@@ -19,7 +19,7 @@ from workers.lanes import LaneChoice
 from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
-MIN_PROBE_INTERVAL = 8  # steps, for each sequence
+MIN_PROBE_INTERVAL = 8  # steps, for each sequence; fewer where answers end before
 MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
 LENGTH = 100.0  # tokens of an answer, before any has ended
 SLOWLY = 0.1  # of an expectation towards what came last
@@ -36,7 +36,7 @@ class _Known:
     length: int = 0  # tokens that are there now
     read: int = 0  # of these, how many its drafters have seen
     reading: int = 0  # of these, how many they saw when it drafted last
-    idle: int = MIN_PROBE_INTERVAL  # steps since it drafted; of a new one, as if it had not for a while
+    idle: int = 0  # steps since it drafted
 
     @property
     def unread(self) -> int:
@@ -260,7 +260,8 @@ class AdaptivePolicy:
         drafts are, and however many sequences there are or however soon they end.
         """
         waiting = sorted(idle, key=lambda sequence: -self._of(sequence).idle)
-        due = [sequence for sequence in waiting if self._of(sequence).idle >= MIN_PROBE_INTERVAL]
+        interval = min(MIN_PROBE_INTERVAL, self._length / 2)
+        due = [sequence for sequence in waiting if self._of(sequence).idle >= interval]
         if waiting:
             self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
         for count in reversed(_counts(len(due))):
