@@ -12,6 +12,7 @@ import pytest
 from deployments import bench, bench_scaling, launch, spot
 from deployments.chaos import __main__ as chaos
 from drafter.command_line import BAD_INPUT
+from drafter.training import export, train
 from workers import generate
 from workers.collecting import collect
 from workers.measuring import bench_methods, bench_remote, compare, controller, evaluate, vllm_peer
@@ -20,7 +21,7 @@ from workers.measuring.command import as_command
 PARSERS: list[Callable[[], argparse.ArgumentParser]] = [
     module.command_line
     for module in (
-        *(bench, bench_scaling, chaos, launch, spot, generate, collect),
+        *(bench, bench_scaling, chaos, launch, spot, generate, collect, train, export),
         *(bench_methods, bench_remote, compare, controller, evaluate, vllm_peer),
     )
 ]

@@ -19,7 +19,7 @@ from workers.lanes import LaneChoice
 from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
-MIN_PROBE_INTERVAL = 8  # steps, for each sequence; fewer where answers end before
+MIN_PROBE_INTERVAL = 2  # steps, for each sequence
 MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
 LENGTH = 100.0  # tokens of an answer, before any has ended
 SLOWLY = 0.1  # of an expectation towards what came last
@@ -260,8 +260,7 @@ class AdaptivePolicy:
         drafts are, and however many sequences there are or however soon they end.
         """
         waiting = sorted(idle, key=lambda sequence: -self._of(sequence).idle)
-        interval = min(MIN_PROBE_INTERVAL, self._length / 2)
-        due = [sequence for sequence in waiting if self._of(sequence).idle >= interval]
+        due = [sequence for sequence in waiting if self._of(sequence).idle >= MIN_PROBE_INTERVAL]
         if waiting:
             self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
         for count in reversed(_counts(len(due))):

@@ -29,20 +29,20 @@ def main() -> int:
         print(USAGE)
         return 0
     if step not in STEPS:
-        return _fail(f"STEP is {step!r}, but must be one of {', '.join(STEPS)}.")
+        return _fail("", f"STEP is {step!r}, but must be one of {', '.join(STEPS)}.")
     try:
         import_module(STEPS[step][0]).main(arguments)
     except DraftreeError as error:
-        return _fail(str(error))
+        return _fail(step, str(error))
     except OSError as error:  # of a folder that is a file, of a full disk
-        return _fail(f"{error}.")
+        return _fail(step, f"{error}.")
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def _fail(sentence: str) -> int:
-    print(f"drafter.training: error: {sentence}", file=sys.stderr)
+def _fail(step: str, sentence: str) -> int:
+    print(f"{f'python -m drafter.training {step}'.rstrip()}: error: {sentence}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -57,13 +57,13 @@ def _by_method() -> str:
 def command_line() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m drafter.training export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Writes a run's best head for whoever shall load it, with a model card.",
         allow_abbrev=False,
     )
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--out", type=Path, required=True, help="the head's folder")
-    parser.add_argument("--layout", default="draftree", help=f"{_by_method()} (%(default)s)")
-    parser.add_argument("--data", type=Path, help="the folder of shards that it was trained on, for the model card")
-    parser.add_argument("--model", default="", help="the target: a folder, a GGUF file or a hub id (the default model)")
+    add = parser.add_argument
+    add("--run", type=Path, required=True, metavar="F", help="the run's folder")
+    add("--out", type=Path, required=True, metavar="F", help="the head's folder")
+    add("--layout", default="draftree", metavar="S", help=f"{_by_method()} (%(default)s)")
+    add("--data", type=Path, metavar="F", help="the folder of shards that it was trained on, for the model card")
+    add("--model", default="", metavar="M", help="the target: a folder, a GGUF file or a hub id (the default model)")
     return parser

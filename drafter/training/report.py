@@ -44,7 +44,8 @@ class Report:
     def epoch(self, epoch: int, folder: ShardFolder, corpus: Corpus, num_batches: int) -> None:
         tokens = f"{folder.num_tokens} tokens, {folder.num_trained_tokens} of them answers"
         kept = f"{len(corpus.trained)} conversations, {len(corpus.held_out)} held out"
-        self.say(f"Epoch {epoch}: {len(folder.shards)} shards, {kept}, {tokens}; {num_batches} steps.")
+        shards = "1 shard" if len(folder.shards) == 1 else f"{len(folder.shards)} shards"
+        self.say(f"Epoch {epoch}: {shards}, {kept}, {tokens}; {num_batches} steps.")
 
     def step(self, step: int, rows: int, figures: Tensor) -> None:
         """

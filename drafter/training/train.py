@@ -112,17 +112,19 @@ def _device(name: str) -> torch.device:
 def command_line() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m drafter.training train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Trains a draft head on collected conversations. The same command goes on where a run was stopped.",
+        epilog="On several GPUs: torchrun --nproc-per-node N -m -- drafter.training train … --device cuda",
         allow_abbrev=False,
     )
-    parser.add_argument("--data", type=Path, required=True, help="the folder of shards")
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder, new or to go on with")
-    parser.add_argument("--model", default="", help="the target: a folder, a GGUF file or a hub id (the default model)")
-    parser.add_argument("--device", default="cpu", choices=DEVICES)
-    parser.add_argument("--checkpoint-minutes", type=float, default=5.0, help="between checkpoints (%(default)s)")
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="F", help="the folder of shards")
+    add("--run", type=Path, required=True, metavar="F", help="the run's folder, new or to go on with")
+    add("--model", default="", metavar="M", help="the target: a folder, a GGUF file or a hub id (the default model)")
+    add("--device", default="cpu", choices=DEVICES, help="what it is trained on (%(default)s)")
+    add("--checkpoint-minutes", type=float, default=5.0, metavar="X", help="between checkpoints (%(default)s)")
     for each in fields(TrainSettings):
         default: Any = each.default
-        text = f"{each.metadata['help']} ({default!r})"
-        parser.add_argument(f"--{each.name.replace('_', '-')}", type=type(default), default=default, help=text)
+        text = f"{each.metadata['help']} ({default if default != '' else 'none'})"
+        metavar = {int: "N", float: "X", str: "S"}[type(default)]
+        add(f"--{each.name.replace('_', '-')}", type=type(default), default=default, metavar=metavar, help=text)
     return parser

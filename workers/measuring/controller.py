@@ -171,7 +171,7 @@ def _length(options: argparse.Namespace) -> Callable[[Stage], Length]:
     from workers.measuring.stages import Length
 
     def length(stage: Stage) -> Length:
-        per_request = min(stage.at_a_time, 4)
+        per_request = min(stage.at_a_time, 2)
         return Length(options.settling // per_request, options.counted // per_request)
 
     return length

@@ -43,7 +43,7 @@ def test_a_users_mistake_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
 
     monkeypatch.setattr(tool, "import_module", lambda name: SimpleNamespace(main=refuse))
     assert run(monkeypatch, "train") == 2
-    assert capsys.readouterr().err == "drafter.training: error: lr is -1, but must be positive.\n"
+    assert capsys.readouterr().err == "python -m drafter.training train: error: lr is -1, but must be positive.\n"
 
 
 def test_no_step_shows_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,4 +62,4 @@ def test_a_folder_that_is_a_file_is_one_sentence(
 
     monkeypatch.setattr(tool, "import_module", lambda name: SimpleNamespace(main=main))
     assert run(monkeypatch, "train") == 2
-    assert capsys.readouterr().err == "drafter.training: error: [Errno 20] Not a directory: 'run'.\n"
+    assert capsys.readouterr().err == "python -m drafter.training train: error: [Errno 20] Not a directory: 'run'.\n"
