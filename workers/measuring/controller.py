@@ -171,8 +171,8 @@ def _length(options: argparse.Namespace) -> Callable[[Stage], Length]:
     from workers.measuring.stages import Length
 
     def length(stage: Stage) -> Length:
-        per_request = min(stage.at_a_time, 2)
-        return Length(options.settling // per_request, options.counted // per_request)
+        # Many requests at a time bring as many tokens in fewer steps.
+        return Length(options.settling // min(stage.at_a_time, 2), options.counted // min(stage.at_a_time, 8))
 
     return length
 
@@ -188,8 +188,8 @@ def command_line() -> argparse.ArgumentParser:
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
     add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
     add("--max-tokens", type=at_least(2), default=200, metavar="N", help="of an answer (default: %(default)s)")
-    add("--settling", type=at_least(0), default=200, metavar="N", help="tokens before a stage counts (%(default)s)")
-    add("--counted", type=at_least(4), default=120, metavar="N", help="tokens of a stage that count (%(default)s)")
+    add("--settling", type=at_least(0), default=200, metavar="N", help="tokens before a stage counts, of a request alone (%(default)s)")
+    add("--counted", type=at_least(8), default=400, metavar="N", help="tokens that count, likewise; of many at a time fewer each (%(default)s)")
     add("--rounds", type=at_least(1), default=1, metavar="N", help="of the script on the engine (default: 1)")
     add("--out", type=Path, default=Path("build/controller"), metavar="F", help="for the pictures (%(default)s)")
     return parser
