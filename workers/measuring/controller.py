@@ -188,8 +188,20 @@ def command_line() -> argparse.ArgumentParser:
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
     add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
     add("--max-tokens", type=at_least(2), default=200, metavar="N", help="of an answer (default: %(default)s)")
-    add("--settling", type=at_least(0), default=200, metavar="N", help="tokens before a stage counts, of a request alone (%(default)s)")
-    add("--counted", type=at_least(8), default=400, metavar="N", help="tokens that count, likewise; of many at a time fewer each (%(default)s)")
+    add(
+        "--settling",
+        type=at_least(0),
+        default=200,
+        metavar="N",
+        help="tokens before a stage counts, of a request alone (%(default)s)",
+    )
+    add(
+        "--counted",
+        type=at_least(8),
+        default=400,
+        metavar="N",
+        help="tokens that count, likewise; of many at a time fewer each (%(default)s)",
+    )
     add("--rounds", type=at_least(1), default=1, metavar="N", help="of the script on the engine (default: 1)")
     add("--out", type=Path, default=Path("build/controller"), metavar="F", help="for the pictures (%(default)s)")
     return parser

@@ -80,10 +80,16 @@ METHODS = (
         trained_as="eagle",
     ),
     Method("EAGLE-3", ("eagle3",), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS, SHALLOW), trained_as="eagle3"),
-    Method("EAGLE-3, adaptive", ("eagle3",), (AS_IT_PAYS,), adaptive=True, trained_as="eagle3"),
+    Method("EAGLE-3, adaptive", ("eagle3",), (AS_IT_PAYS, DEFAULT_LIMITS), adaptive=True, trained_as="eagle3"),
     Method("EAGLE-3, blind to noise", ("eagle3",), (SIXTEEN,), DraftOptions(noise_ranking=False), trained_as="eagle3"),
     Method("EAGLE-3 + n-gram", ("eagle3", "ngram"), (EAGLE3_TREE, SIXTEEN, DEFAULT_LIMITS), trained_as="eagle3"),
-    Method("EAGLE-3 + n-gram, adaptive", ("eagle3", "ngram"), (AS_IT_PAYS,), adaptive=True, trained_as="eagle3"),
+    Method(
+        "EAGLE-3 + n-gram, adaptive",
+        ("eagle3", "ngram"),
+        (AS_IT_PAYS, DEFAULT_LIMITS),
+        adaptive=True,
+        trained_as="eagle3",
+    ),
 )
 
 
