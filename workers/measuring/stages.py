@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from statistics import median
 from typing import Any
 
@@ -96,13 +95,18 @@ class Player:
 
     def __init__(self, engine: Engine, drafter: SwitchedDraft, request: Callable[[int], Request]) -> None:
         self._engine, self._drafter, self._request = engine, drafter, request
-        self._numbers = count()
+        self._next = self._first = 0  # numbers of requests: the next one, and the stage's first
         self._played = 0.0
         self._heard: dict[str, float] = {}  # when each request's last tokens came
         self._gap = 0.0
 
-    def play(self, index: int, stage: Stage, length: Length) -> Leg:
+    def play(self, index: int, stage: Stage, length: Length, *, again: bool = False) -> Leg:
+        """
+        Args:
+            again: with the requests of the stage before.
+        """
         engine, clock, leg = self._engine, self._engine.clock, Leg()
+        self._next = self._first = self._first if again else self._next
         self._drafter.current, self._gap = stage.drafter, 0.0
         began, counters = clock(), engine.counters
         start = counters.output_tokens + length.settling * stage.at_a_time
@@ -111,7 +115,8 @@ class Player:
             if counted_from is None and counters.output_tokens >= start:
                 counted_from = clock(), counters.output_tokens
             while len(engine.inbox.live) < stage.at_a_time:
-                engine.submit(self._request(next(self._numbers)), self._listen)
+                engine.submit(self._request(self._next), self._listen)
+                self._next += 1
             before = counters.speculation
             engine.step()
             done = counters.speculation
@@ -198,7 +203,7 @@ def play_all(
             for name, player in players.items():
                 played[name].append(player.play(index, stage, length(stage)))
             best = players[Result(stage, played).best]
-            played[AGAIN].append(best.play(index, stage, length(stage)))
+            played[AGAIN].append(best.play(index, stage, length(stage), again=True))
             report(f"round {turn + 1}, {stage.drafter} drafter, {stage.at_a_time} at a time: done")
     return [Result(stage, each) for stage, each in zip(SCRIPT, legs, strict=True)]
 
