@@ -20,6 +20,7 @@ ROW_INCHES = 0.34  # of height, for each bar group
 GAP = 0.25  # between groups, of a group's height
 FEWEST_TRIED = 30  # walks that a share is drawn from
 COLOURS = ("#1f5a99", "#e08a2c", "#6b9e5b", "#9467bd")  # by temperature
+NUM_LINE_COLOURS = 10  # that matplotlib has before it begins anew; further lines are dashed
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -29,7 +30,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     speed, acceptance = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_speed(speed, rows)
     _draw_acceptance(acceptance, rows)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[Method, DraftLimits]]:
@@ -69,7 +70,8 @@ def _draw_acceptance(axes: Axes, rows: Sequence[Row]) -> None:
         done = row.figures.speculation
         rates = done.acceptance_where_tried[: sum(tried >= FEWEST_TRIED for tried in done.tried_by_position)]
         if row.temperature == coldest and row.limits == row.entry.method.limits[0] and rates:
-            axes.plot(range(1, len(rates) + 1), rates, marker="o", markersize=3, label=row.entry.method.name)
+            line = "-" if len(axes.lines) < NUM_LINE_COLOURS else "--"
+            axes.plot(range(1, len(rates) + 1), rates, line, marker="o", markersize=3, label=row.entry.method.name)
     axes.set_ylim(0, 1)
     axes.set_xlabel(f"position of the guess (largest trees, temperature {coldest:g})", fontsize=8)
     axes.set_title("Share of guesses that were right where they were tried", fontsize=10)

