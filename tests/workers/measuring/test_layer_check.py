@@ -63,11 +63,12 @@ def test_ids_that_are_off_by_one_are_found_out(world: World, said: tuple[int, ..
     figures = world.evaluate("--max-draft", "1", eagle_aux_hidden_state_layer_ids=list(said))
     found = figures["first_guess_by_layer_ids"]
     assert next(iter(found)) == ",".join(map(str, said))
-    for figure in ("right", "probability"):
-        assert found[",".join(map(str, said))][figure] < 0.25 < 0.7 < found["2,3,5"][figure]
+    wrong, right = found[",".join(map(str, said))], found["2,3,5"]
+    assert wrong["right"] < 0.2 < 0.8 < right["right"]
+    assert wrong["probability"] < 0.25 < 0.7 < right["probability"]
     sentence = figures["text"].splitlines()[-1]
     assert f"one too {fault}" in sentence
-    assert sentence.endswith(f"{found['2,3,5']['probability']:.3f} after 2, 3, 5: set draft_layer_ids=2,3,5.")
+    assert sentence.endswith(f"{right['probability']:.3f} after 2, 3, 5: set draft_layer_ids=2,3,5.")
 
 
 def test_what_the_tool_advises_helps(world: World) -> None:
