@@ -17,7 +17,8 @@ STEPS = {
     "evaluate": ("workers.measuring.evaluate", "measure what a head's guesses are worth in the real engine"),
     "export": ("drafter.training.export", "write a trained head for Draftree, SafeAILab's code or vLLM"),
 }
-USAGE = "usage: python -m drafter.training STEP …     (STEP --help tells its options)\n\n" + "\n".join(
+COMMAND = "python -m drafter.training"
+USAGE = f"usage: {COMMAND} STEP …     (STEP --help tells its options)\n\n" + "\n".join(
     f"  {name:<9} {what}" for name, (_, what) in STEPS.items()
 )
 
@@ -29,20 +30,20 @@ def main() -> int:
         print(USAGE)
         return 0
     if step not in STEPS:
-        return _fail("", f"STEP is {step!r}, but must be one of {', '.join(STEPS)}.")
+        return _fail(COMMAND, f"STEP is {step!r}, but must be one of {', '.join(STEPS)}.")
     try:
         import_module(STEPS[step][0]).main(arguments)
     except DraftreeError as error:
-        return _fail(step, str(error))
+        return _fail(f"{COMMAND} {step}", str(error))
     except OSError as error:  # of a folder that is a file, of a full disk
-        return _fail(step, f"{error}.")
+        return _fail(f"{COMMAND} {step}", f"{error}.")
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def _fail(step: str, sentence: str) -> int:
-    print(f"{f'python -m drafter.training {step}'.rstrip()}: error: {sentence}", file=sys.stderr)
+def _fail(command: str, sentence: str) -> int:
+    print(f"{command}: error: {sentence}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -132,7 +132,7 @@ def _settings(head: Trained) -> str:
 
 def _commands(head: Trained, layout: str) -> str:
     runs = [("run", head.settings)]
-    while earlier := _earlier(runs[0][1]):
+    while (earlier := _earlier(runs[0][1])) and earlier not in runs:  # names are relative, and one may mean itself
         runs.insert(0, earlier)
     trained = "\n".join(
         f"python -m drafter.training train --data data --run {name}{_options(settings)}" for name, settings in runs
@@ -148,10 +148,10 @@ python -m drafter.training export --run run --data data --out head --layout {lay
 
 def _earlier(settings: TrainSettings) -> tuple[str, TrainSettings] | None:
     """The run that one began with, if it did with any and its folder is still there."""
-    folder = Path(settings.start_from)
-    if not settings.start_from or not folder.is_dir():
+    run = RunFolder(Path(settings.start_from))
+    if not settings.start_from or run.is_new:
         return None
-    return settings.start_from, TrainSettings.of(RunFolder(folder).settings())
+    return settings.start_from, TrainSettings.of(run.settings())
 
 
 def _options(settings: TrainSettings) -> str:

@@ -127,6 +127,9 @@ def test_a_card_names_the_commands_of_the_runs_that_it_began_with(
     shutil.rmtree("first")
     main(["--run", "second", "--model", str(model), "--out", "head"])
     assert "--run first" not in Path("head", "README.md").read_text()
+    Path("second").rename("first")  # the name that it began with is its own now
+    main(["--run", "first", "--model", str(model), "--out", "head"])
+    assert Path("head", "README.md").read_text().count("--start-from first") <= 2
 
 
 def test_a_speculators_config_says_all_that_vllm_asks_for(run: Path, model: Path, tmp_path: Path) -> None:

@@ -190,6 +190,15 @@ def test_a_run_goes_on_without_the_one_that_it_began_with(model: Path, data: Pat
     main(options(model, data, tmp_path / "second", more))
 
 
+def test_a_run_learns_from_questions_if_wished(model: Path, data: Path, tmp_path: Path) -> None:
+    """One step over the whole epoch each, so that the rows are all that there are."""
+    rows = {}
+    for which in ("answers", "all"):
+        main(options(model, data, tmp_path / which, f"--steps 1 --batch-rows 1000000 --learn-from {which}"))
+        rows[which] = RunFolder(tmp_path / which).load()["progress"]["rows"]
+    assert rows["all"] > rows["answers"] > 0
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(model: Path, data: Path, tmp_path: Path) -> None:
     main(options(model, data, tmp_path / "one", "--steps 6"))
