@@ -17,15 +17,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from drafter.command_line import OneLineParser
 from workers.flags import at_least
-from workers.measuring.command import as_command
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.command import add_prompts, as_command
+from workers.measuring.prompts import read_prompts
 
 if TYPE_CHECKING:
     from workers.measuring.contest import Contestant, Scores
@@ -117,9 +116,7 @@ def command_line() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), default=8, metavar="N", help="prompts (default: %(default)s)")
-    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, count=8, max_tokens=128)
     add("--rounds", type=at_least(1), default=20, metavar="N", help="of the forward passes by rows (default: 20)")
     add("--no-http", dest="http", action="store_false", help="leave out the service, which takes Ray's start and end")
     return parser

@@ -18,12 +18,12 @@ from drafter.command_line import OneLineParser
 from verifier.errors import BadSetting
 from verifier.weights import Checkpoint
 from workers.build import locate_model
-from workers.flags import at_least, valid_temperature
+from workers.flags import valid_temperature
 from workers.generate import report
 from workers.machine import weight_bytes
-from workers.measuring.command import as_command
+from workers.measuring.command import add_prompts, as_command
 from workers.measuring.methods import METHODS, enter
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.prompts import read_prompts
 from workers.text import Text
 
 
@@ -73,9 +73,7 @@ def command_line() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
     add("--heads", type=Path, default=Path("heads"), metavar="F", help="with small, medusa, eagle, eagle3 (heads)")
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
-    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, max_tokens=128)
     add(
         "--temperature",
         type=valid_temperature,

@@ -22,8 +22,8 @@ from workers.build import EngineSpec, locate_model
 from workers.flags import add_tree_limits, at_least, max_nodes
 from workers.generate import report
 from workers.machine import physical_cores
-from workers.measuring.command import as_command
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.command import add_prompts, as_command
+from workers.measuring.prompts import read_prompts
 from workers.remote.placement import Elsewhere, plan_remote
 from workers.text import Text
 
@@ -108,9 +108,7 @@ def command_line() -> argparse.ArgumentParser:
     add("--draft-model", nargs="+", default=DRAFT_MODELS, metavar="D", help=f"(default: {' '.join(DRAFT_MODELS)})")
     add("--at-a-time", type=at_least(1, 64), nargs="+", default=[1, 2, 4, 8], metavar="N", help="requests (1 2 4 8)")
     add("--rounds", type=at_least(1), default=5, metavar="N", help="of each (default: %(default)s)")
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
-    add("--max-tokens", type=at_least(1), default=64, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, max_tokens=64)
     add("--threads", type=at_least(1), default=cores, metavar="N", help="of the verifier (default: %(default)s)")
     add("--drafter-threads", type=at_least(1), default=1, metavar="N", help="of a remote drafter (default: 1)")
     add(

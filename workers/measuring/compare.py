@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +20,8 @@ from transformers import AutoModelForCausalLM
 from drafter.command_line import OneLineParser
 from verifier.sampling import SamplingParams
 from workers.build import EngineSpec, build_engine, locate_model
-from workers.flags import at_least
-from workers.measuring.command import as_command
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.command import add_prompts, as_command
+from workers.measuring.prompts import read_prompts
 from workers.sequence import Request
 
 NEAR_TIE = 1e-3  # logits; a larger gap where two answers part is a fault
@@ -119,9 +117,7 @@ def command_line() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), default=60, metavar="N", help="prompts at most (default: %(default)s)")
-    add("--max-tokens", type=at_least(1), default=64, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, count=60, max_tokens=64)
     add("--model", default="", metavar="M", help="folder or hub id (default: the embedded model)")
     add("--draft-model", default="ngram", metavar="D", help="who guesses here (default: %(default)s)")
     add("--no-exact", dest="exact", action="store_false", help="without exact mode")

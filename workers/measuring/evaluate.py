@@ -22,9 +22,10 @@ from drafter.factory import plan_drafter
 from drafter.options import DraftOptions
 from verifier.weights import Checkpoint
 from workers.build import locate_model, openmp_environment
-from workers.flags import add_draft_options, add_tree_limits, at_least, draft_options, max_nodes, valid_temperature
+from workers.flags import add_draft_options, add_tree_limits, draft_options, max_nodes, valid_temperature
 from workers.generate import report
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.command import add_prompts
+from workers.measuring.prompts import read_prompts
 from workers.text import Text
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ def command_line() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--draft-model", required=True, metavar="D", help="who guesses: the folder of a draft model, or ngram")
     add("--model", default="", metavar="M", help="folder, GGUF file or hub id (default: the embedded model)")
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), metavar="N", help="prompts, of each category its share (default: all)")
-    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, max_tokens=128)
     add("--temperature", type=valid_temperature, nargs="+", default=[0.0], metavar="T", help="one or more (default: 0)")
     add(
         "--check-layers",

@@ -103,7 +103,7 @@ class Player:
     def play(self, index: int, stage: Stage, length: Length, *, again: bool = False) -> Leg:
         """
         Args:
-            again: with the requests of the stage before.
+            again: with the requests that it played last.
         """
         engine, clock, leg = self._engine, self._engine.clock, Leg()
         self._next = self._first = self._first if again else self._next

@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from drafter.command_line import OneLineParser
 from workers.build import locate_model
 from workers.flags import at_least
 from workers.generate import report
-from workers.measuring.command import as_command
-from workers.measuring.prompts import PROMPTS, read_prompts
+from workers.measuring.command import add_prompts, as_command
+from workers.measuring.prompts import read_prompts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,9 +36,7 @@ def command_line() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--head", required=True, metavar="FOLDER", help="the head, exported with --layout speculators")
     add("--model", default="", metavar="M", help="folder or hub id (default: the embedded model)")
-    add("--prompts", type=Path, default=PROMPTS, metavar="F", help="JSON lines with turns or prompt (default: our own)")
-    add("--count", type=at_least(1), default=24, metavar="N", help="prompts (default: %(default)s)")
-    add("--max-tokens", type=at_least(1), default=128, metavar="N", help="of an answer (default: %(default)s)")
+    add_prompts(parser, count=24, max_tokens=128)
     add("--max-draft", type=at_least(1), default=3, metavar="N", help="length of the chains (default: %(default)s)")
     return parser
 
