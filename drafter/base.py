@@ -110,6 +110,13 @@ class InstantDraft(ABC):
         return None
 
 
+class QuickDraft(InstantDraft):
+    """The base of those that read text alone and answer in far less time than a forward pass takes.
+
+    So they are asked first, and what they say tells whether to ask the others.
+    """
+
+
 class NoDraft(InstantDraft):
     """Never guesses: plain decoding."""
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 
-from drafter.base import DraftRequest, InstantDraft
+from drafter.base import DraftRequest, QuickDraft
 from drafter.scored import ScoredTree
 from verifier.errors import BadSetting
 from verifier.tree import TokenTree
@@ -22,7 +22,7 @@ MAX_SEQUENCES = 1_024  # the one used longest ago is forgotten
 _CHECKED_TOKENS = 16
 
 
-class NgramDraft(InstantDraft):
+class NgramDraft(QuickDraft):
     """Proposes what followed the suffixes of ``max_n`` down to ``min_n`` tokens where they occurred before.
 
     Every occurrence votes for what followed it, with a weight that grows with the number of tokens it matches; the

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from drafter.base import Drafter, DraftRequest, Ticket
+from drafter.base import Drafter, DraftRequest, QuickDraft, Ticket
 from drafter.calibration import Calibration, Kind
 from drafter.guard import DrafterGuard
 from drafter.scored import ScoredTree
@@ -33,12 +33,14 @@ _CHECKED_TOKENS = 16
 class UnitedDraft:
     """A drafter made of drafters, by name. None of them can hurt: see `DrafterGuard`.
 
-    Each is asked for all that the limits allow, and the likeliest of all guesses are handed on, the likeliest first.
+    The quick ones are asked before the others, so that what they say may decide how far the others shall guess. Each is
+    asked for all that the limits allow, and the likeliest of all guesses are handed on, the likeliest first.
 
     Attributes:
         fusion: the one among the drafters; those that read no features have none.
         calibration: what was learnt. Deterministic: it follows from the texts and the trees alone.
         late: collects that took longer than their deadline.
+        heard: sequences that others than the quick ones had guesses about, in the last answer.
 
     Raises:
         BadSetting: two of them read different features.
@@ -54,12 +56,19 @@ class UnitedDraft:
         self.fusion: Fusion | None = next(iter(fusions.values()), None)
         self.calibration = Calibration()
         self.late = 0
+        self.heard: Set[int] = frozenset()
         self._earlier_failures = 0
         self._sources = {name: DrafterGuard(name, source, vocab_size) for name, source in sources.items()}
+        self._quick = [name for name, source in sources.items() if isinstance(source, QuickDraft)]
         self._clock = clock
         self._tickets = count()
         self._asked: dict[Ticket, _Question] = {}
         self._memories: OrderedDict[int, _Memory] = OrderedDict()
+
+    @property
+    def has_quick(self) -> bool:
+        """Whether there is anybody to `glance`."""
+        return bool(self._quick)
 
     @property
     def failures(self) -> int:
@@ -76,29 +85,47 @@ class UnitedDraft:
         self.late += other.late
         self._earlier_failures += other.failures
 
-    def start(self, batch: Sequence[DraftRequest]) -> Ticket:
-        for request in batch:
-            if memory := self._memories.pop(request.sequence, None):
-                memory.union.teach(self.calibration, memory.written_since(request.ids))
+    def glance(self, batch: Sequence[DraftRequest]) -> Glance:
+        """What the quick ones guess, for `start` to go on from."""
+        self._learn(batch)
+        tickets = {name: self._sources[name].start(batch) for name in self._quick}
+        answers = {name: self._sources[name].collect(ticket, 0.0) for name, ticket in tickets.items()}
+        unions = {request.sequence: self._unite(request, answers) for request in batch}
+        trees = {
+            request.sequence: unions[request.sequence].judge(self.calibration, sampled=not request.sampling.is_greedy)
+            for request in batch
+            if len(unions[request.sequence].nodes) > 1
+        }
+        return Glance(answers, trees)
+
+    def start(self, batch: Sequence[DraftRequest], glance: Glance | None = None) -> Ticket:
+        """
+        Args:
+            batch: with limits for the others than the quick ones; with no room at all, these are not asked about it.
+            glance: what the quick ones said about these sequences, and perhaps about more; None: they are asked now.
+        """
+        quick = self.glance(batch) if glance is None else glance
+        self._learn(batch)
+        asked = [request for request in batch if not request.limits.off]
+        others = {name: source for name, source in self._sources.items() if name not in self._quick}
+        tickets = {name: source.start(asked) for name, source in others.items()} if asked else {}
         ticket = next(self._tickets)
-        tickets = {name: source.start(batch) for name, source in self._sources.items()}
-        self._asked[ticket] = _Question(tuple(batch), tickets)
+        self._asked[ticket] = _Question(tuple(batch), quick.answers, tickets)
         return ticket
 
     def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
         question = self._asked.pop(ticket)
         ends = self._clock() + deadline_s
         answers = {
-            name: source.collect(question.tickets[name], max(0.0, ends - self._clock()))
-            for name, source in self._sources.items()
+            name: self._sources[name].collect(own, max(0.0, ends - self._clock()))
+            for name, own in question.tickets.items()
         }
         self.late += self._clock() > ends
+        self.heard = {sequence for trees in answers.values() for sequence in trees}
+        said = {name: each for name in self._sources if (each := answers.get(name, question.quick.get(name)))}
         united: dict[int, ScoredTree] = {}
         for request in question.batch:
-            union = _Union(request.ids[-1])
-            for name, trees in answers.items():
-                if request.sequence in trees:
-                    union.add(name, trees[request.sequence])
+            union = self._unite(request, said)
             if len(union.nodes) > 1:
                 united[request.sequence] = self._judge(union, request)
         for sequence in question.ended:  # nothing more will be written that could tell which guesses were right
@@ -112,6 +139,19 @@ class UnitedDraft:
         for source in self._sources.values():
             source.close(sequence)
 
+    def _learn(self, batch: Sequence[DraftRequest]) -> None:
+        """What became of the last guesses about these sequences."""
+        for request in batch:
+            if memory := self._memories.pop(request.sequence, None):
+                memory.union.teach(self.calibration, memory.written_since(request.ids))
+
+    def _unite(self, request: DraftRequest, answers: Mapping[str, Mapping[int, ScoredTree]]) -> _Union:
+        union = _Union(request.ids[-1])
+        for name, trees in answers.items():
+            if tree := trees.get(request.sequence):
+                union.add(name, tree)
+        return union
+
     def _judge(self, union: _Union, request: DraftRequest) -> ScoredTree:
         """The likeliest guesses; all of them are remembered until it is known which were right."""
         scored = union.judge(self.calibration, sampled=not request.sampling.is_greedy)
@@ -122,9 +162,23 @@ class UnitedDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """What quick drafters guess about some sequences.
+
+    Attributes:
+        answers: by drafter and sequence.
+        trees: their guesses united, by sequence; those that there are any about.
+    """
+
+    answers: Mapping[str, Mapping[int, ScoredTree]]
+    trees: Mapping[int, ScoredTree]
+
+
+@dataclass(frozen=True, slots=True)
 class _Question:
     batch: tuple[DraftRequest, ...]
-    tickets: Mapping[str, Ticket | None]  # by drafter
+    quick: Mapping[str, Mapping[int, ScoredTree]]  # what the quick ones have answered
+    tickets: Mapping[str, Ticket | None]  # of the others
     ended: set[int] = field(default_factory=set)  # sequences, since it was asked
 
 

@@ -1,5 +1,7 @@
 """How far to guess: depth before drafting, the number of nodes after it. Down to not at all.
 
+Quick drafters are asked first; how deep the others shall guess depends on what the quick ones leave to them.
+
 Guesses are bought with seconds and paid back in tokens. A step is worth taking in the form that yields the most tokens
 a second, so for each form the expected tokens are weighed against the expected seconds, drafting included. Knows
 probabilities, counts and prices. Knows no tensors, no pages and no clock.
@@ -9,48 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
-from workers.hazards import Hazards
+from workers.experience import SLOWLY, Experience
+from workers.glances import NOTHING, Glances, Outlook
 from workers.lanes import LaneChoice
 from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
 MIN_PROBE_INTERVAL = 2  # steps, for each sequence
 MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
-LENGTH = 100.0  # tokens of an answer, before any has ended
-SLOWLY = 0.1  # of an expectation towards what came last
 LEAST_ANSWERED = 0.01
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
-
-
-@dataclass
-class _Known:
-    """About one sequence."""
-
-    hazards: Hazards
-    prompt: int = 0  # tokens that were there when it began to decode
-    length: int = 0  # tokens that are there now
-    read: int = 0  # of these, how many its drafters have seen
-    reading: int = 0  # of these, how many they saw when it drafted last
-    idle: int = 0  # steps since it drafted
-
-    @property
-    def unread(self) -> int:
-        return self.length - self.read
-
-    def see(self, length: int) -> None:
-        """A step has come in which it may draft."""
-        self.prompt, self.length, self.idle = self.prompt or length, length, self.idle + 1
-
-    def read_on(self, most: int) -> int:
-        """It drafts. Returns how many tokens its drafters read first."""
-        self.reading = min(self.unread, most)
-        self.read, self.idle = self.read + self.reading, 0
-        return self.reading
 
 
 @dataclass(frozen=True)
@@ -63,7 +39,16 @@ class _Form:
 
 
 _Forms = dict[_Form, dict[int, int]]  # and for each, how deep which sequences draft then
-_Prospect = tuple[int, Sequence[float]]  # a sequence, and the tokens to expect of trees of depth 0, 1, …
+
+
+class _Prospect(NamedTuple):
+    sequence: int
+    tokens: Sequence[float]  # to expect of trees of depth 0, 1, …
+    rows: int  # of guesses that are there before anybody else is asked
+
+    def gain(self, depth: int) -> float:
+        """Tokens, over asking nobody else."""
+        return self.tokens[min(depth, len(self.tokens) - 1)] - self.tokens[0]
 
 
 class AdaptivePolicy:
@@ -80,38 +65,49 @@ class AdaptivePolicy:
         self.costs = costs
         self._max_stretch = max_stretch
         self._choice = LaneChoice(max_lanes)
-        self._all = Hazards()
-        self._known: dict[int, _Known] = {}
-        self._length = LENGTH  # tokens of an answer to expect
-        self._ended = 0  # answers that this is known from
+        self._experience = Experience()
+        self._glances = Glances()
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
-        self._asked = 0  # sequences about which an answer was to be had
 
     @property
     def lanes(self) -> int:
         return self._choice.number
 
-    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+    def glance(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        chosen = self._glances.choose([request.sequence for request in requests], self._token_s(load))
+        for request in requests:
+            self._experience.of(request.sequence).outlook = NOTHING
+        return [request for request in requests if request.sequence in chosen]
+
+    def observe_glance(self, requests: Sequence[DraftRequest], trees: Mapping[int, ScoredTree], seconds: float) -> None:
+        self._glances.observe(len(requests), seconds)
+        for request in requests:
+            scored = trees.get(request.sequence)
+            outlook = self._experience.of(request.sequence).outlook = Outlook.of(scored) if scored else NOTHING
+            self._glances.learn(request.sequence, outlook.tokens)
+
+    def limit(
+        self, requests: Sequence[DraftRequest], load: Load, glance: Mapping[int, ScoredTree]
+    ) -> list[DraftRequest]:
         self._spent = 0.0
         for request in requests:
-            self._of(request.sequence).see(len(request.ids))
+            self._experience.of(request.sequence).see(len(request.ids))
         depths = self._worth_drafting(requests, load)
         depths |= self._probes([request.sequence for request in requests if request.sequence not in depths], load)
         limited: list[DraftRequest] = []
         room = CATCH_UP_ROWS
         for request in requests:
-            if depth := depths.get(request.sequence, 0):
-                room -= self._of(request.sequence).read_on(room)
-                limits = replace(request.limits, max_draft=min(depth, request.limits.max_draft))
-                limited.append(replace(request, limits=limits))
+            known = self._experience.of(request.sequence)
+            known.asked = min(depths.get(request.sequence, 0), request.limits.max_draft)
+            if known.asked:
+                room -= known.read_on(room)
+            if known.asked or request.sequence in glance:
+                limited.append(replace(request, limits=replace(request.limits, max_draft=known.asked)))
         return limited
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
-        if self._asked:
-            self._answered += SLOWLY * (len(trees) / self._asked - self._answered)
-            self._asked = 0
         ranked = sorted(
             (-scored.survival[node], rank, sequence)
             for sequence, scored in trees.items()
@@ -131,32 +127,22 @@ class AdaptivePolicy:
         return {sequence: trees[sequence].best(count) for sequence, count in kept.items() if count}
 
     def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
-        node = 0
-        outcomes: list[bool] = []
-        for _, token in zip(range(max(guessed.depths)), run, strict=False):
-            child = guessed.child(node, token)
-            outcomes.append(child is not None)
-            if child is None:
-                break
-            node = child
-        self._all.learn(outcomes)
-        self._of(sequence).hazards.learn(outcomes)
+        self._experience.learn(sequence, guessed, run)
 
     def forget(self, sequence: int) -> None:
-        if known := self._known.pop(sequence, None):
-            self._ended += 1
-            self._length += max(SLOWLY, 1 / self._ended) * (known.length - known.prompt - self._length)
+        self._glances.forget(sequence)
+        self._experience.forget(sequence)
 
     def start_over(self) -> None:
-        self._all = Hazards()
-        self._known.clear()
+        self._experience.start_over()
+        self._glances = Glances()
         self._answered = 1.0
         self.costs.forget_drafting()
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
     ) -> None:
-        depth, batch, unread = _deepest(requests), len(requests), self._unread(requests)
+        depth, batch, unread = _deepest(requests), len(requests), self._experience.unread(requests)
         drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
         if hidden and drafting:
             seconds = min(seconds, drafting + reading)
@@ -165,7 +151,8 @@ class AdaptivePolicy:
         if not answered and seconds < NO_TIME * (drafting + reading):
             return
         much = unread > MUCH_TEXT
-        self._asked = 0 if much else batch
+        if not much:
+            self._answered += SLOWLY * (answered / batch - self._answered)
         if much and not (drafting and reading):  # the first of its kind
             self.costs.observe_reading(unread, seconds - drafting)
             return
@@ -178,46 +165,48 @@ class AdaptivePolicy:
         self.costs.observe_verifying(rows, keys, seconds)
 
     def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
-        drafting = self.costs.drafting(_deepest(requests), len(requests)) + self.costs.reading(self._unread(requests))
+        drafting = self.costs.drafting(_deepest(requests), len(requests)) + self.costs.reading(
+            self._experience.unread(requests)
+        )
         self._choice.observe(_together(self.costs.verifying(rows, keys), drafting, 2), seconds)
-
-    def _unread(self, requests: Sequence[DraftRequest]) -> int:
-        """Tokens that drafters had to read before they could guess about these."""
-        return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
-
-    def _of(self, sequence: int) -> _Known:
-        if sequence not in self._known:
-            self._known[sequence] = _Known(Hazards(self._all))
-        return self._known[sequence]
 
     def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
         """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
-        prospects = [
-            (request.sequence, self._of(request.sequence).hazards.expected(request.limits.max_draft))
-            for request in requests
-        ]
+        prospects = [self._prospect(request) for request in requests]
         forms = self._forms(prospects, load)
         self._weigh_lanes(prospects, forms, load)
         return forms[self._best(list(forms), load)]
 
+    def _prospect(self, request: DraftRequest) -> _Prospect:
+        known = self._experience.of(request.sequence)
+        return _Prospect(request.sequence, known.expected(request.limits.max_draft), len(known.outlook.reach))
+
     def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
         """What the step could be."""
-        entering = {sequence: self._entering(sequence) for sequence, _ in prospects}
-        token_s = self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
-        forms: _Forms = {_Form(0.0, 0, 0.0): {}}
-        for depth in range(1, max((len(tokens) for _, tokens in prospects), default=0)):
-            gains = sorted(
-                ((tokens[min(depth, len(tokens) - 1)], sequence) for sequence, tokens in prospects),
-                key=lambda each: (each[0] * token_s - entering[each[1]], each),
-                reverse=True,
+        entering = {prospect.sequence: self._entering(prospect.sequence) for prospect in prospects}
+        token_s = self._token_s(load)
+        tokens, rows = sum(prospect.tokens[0] for prospect in prospects), sum(prospect.rows for prospect in prospects)
+        forms: _Forms = {_Form(tokens, rows, 0.0): {}}
+        for depth in range(1, max((len(prospect.tokens) for prospect in prospects), default=0)):
+            ranked = sorted(
+                prospects,
+                key=lambda each: (entering[each.sequence] - each.gain(depth) * token_s, -each.sequence),
             )
-            for count in _counts(len(gains)):
+            for count in _counts(len(ranked)):
+                asked = ranked[:count]
                 # Where only some questions are answered, guesses cost as much as all the questions.
                 asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
-                drafting = asking + sum(entering[sequence] for _, sequence in gains[:count])
-                form = _Form(sum(gain for gain, _ in gains[:count]), depth * count, drafting)
-                forms.setdefault(form, {sequence: depth for _, sequence in gains[:count]})
+                form = _Form(
+                    tokens + sum(prospect.gain(depth) for prospect in asked),
+                    rows + sum(max(0, depth - prospect.rows) for prospect in asked),
+                    asking + sum(entering[prospect.sequence] for prospect in asked),
+                )
+                forms.setdefault(form, {prospect.sequence: depth for prospect in asked})
         return forms
+
+    def _token_s(self, load: Load) -> float:
+        """Seconds that a token takes without guesses; 0 before anything was measured."""
+        return self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
 
     def _weigh_lanes(self, prospects: Sequence[_Prospect], forms: _Forms, load: Load) -> None:
         """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike.
@@ -246,12 +235,9 @@ class AdaptivePolicy:
         return max(self._rate(form, load) for form in self._allowed(list(forms), load))
 
     def _entering(self, sequence: int) -> float:
-        """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come.
-
-        It is expected to go on for as long as answers are on average, or for as long as it has been.
-        """
-        known = self._of(sequence)
-        return self.costs.reading(known.unread) / max(1.0, self._length, known.length - known.prompt)
+        """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come."""
+        known = self._experience.of(sequence)
+        return self.costs.reading(known.unread) / self._experience.length_of(known)
 
     def _probes(self, idle: Sequence[int], load: Load) -> dict[int, int]:
         """Those that shall draft, though it does not pay, to find out whether it has begun to. At depth 1.
@@ -259,12 +245,12 @@ class AdaptivePolicy:
         Their price is saved for, step by step, out of what steps take: so it is a small share of the time, however dear
         drafts are, and however many sequences there are or however soon they end.
         """
-        waiting = sorted(idle, key=lambda sequence: -self._of(sequence).idle)
-        due = [sequence for sequence in waiting if self._of(sequence).idle >= MIN_PROBE_INTERVAL]
+        waiting = sorted(idle, key=lambda sequence: -self._experience.of(sequence).idle)
+        due = [sequence for sequence in waiting if self._experience.of(sequence).idle >= MIN_PROBE_INTERVAL]
         if waiting:
             self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
         for count in reversed(_counts(len(due))):
-            unread = sum(self._of(sequence).unread for sequence in due[:count])
+            unread = sum(self._experience.of(sequence).unread for sequence in due[:count])
             price = self.costs.drafting(1, count) + self.costs.reading(unread)
             if price <= self._saved:
                 self._saved = 0.0

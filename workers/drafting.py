@@ -5,10 +5,11 @@ Knows steps and the clock. What follows from seconds is for the policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from drafter.base import Drafter
-from workers.policy import Policy
+from drafter.base import DraftRequest
+from drafter.united import Glance, UnitedDraft
+from workers.policy import Load, Policy
 from workers.scheduler import Scheduler
 from workers.step import Question, Step
 
@@ -28,16 +29,25 @@ class Drafting:
         self._answered_at = clock()  # when the drafter's last answer was here
         self._lap_began: float | None = None  # in two lanes, when the last step was complete
 
-    def ask(self, drafter: Drafter, step: Step) -> None:
+    def ask(self, drafter: UnitedDraft, step: Step) -> None:
         """Asks for the step's trees. Not when lanes have just changed: whoever has waited for that waits no longer."""
         last_lanes, self._last_lanes = self._last_lanes, step.lanes
         if step.lanes != last_lanes:
             return
-        if batch := self._policy.limit(self._scheduler.draft_requests(step), step.load):
+        requests = self._scheduler.draft_requests(step)
+        glance = self._glance(drafter, requests, step.load)
+        if batch := self._policy.limit(requests, step.load, glance.trees):
             began = self._clock()
-            step.question = Question(batch, drafter.start(batch), began)
+            step.question = Question(batch, drafter.start(batch, glance), began)
 
-    def collect(self, drafter: Drafter, step: Step) -> None:
+    def _glance(self, drafter: UnitedDraft, requests: Sequence[DraftRequest], load: Load) -> Glance:
+        began = self._clock()
+        asked = self._policy.glance(requests, load) if drafter.has_quick else []
+        glance = drafter.glance(asked)
+        self._policy.observe_glance(asked, glance.trees, self._clock() - began)
+        return glance
+
+    def collect(self, drafter: UnitedDraft, step: Step) -> None:
         """Grafts what the drafter has to say, and tells the policy how long it took over that."""
         began = self._clock()
         if question := step.question:
@@ -46,7 +56,8 @@ class Drafting:
             # It takes one question at a time: this one's turn came when it had answered the last.
             seconds = now - max(question.asked_at, self._answered_at)
             hidden = step.lanes > 1 and now - began < HIDDEN * seconds
-            self._policy.observe_drafting(question.batch, seconds, answered=bool(step.drafted), hidden=hidden)
+            if asked := question.asked:
+                self._policy.observe_drafting(asked, seconds, answered=len(drafter.heard), hidden=hidden)
             self._scheduler.graft(step, self._policy.choose(step.drafted, step.load))
         self._answered_at = self._clock()
 
@@ -56,5 +67,5 @@ class Drafting:
         if step.lanes == 1:
             self._policy.observe_verifying(rows, keys, now - self._answered_at)
         elif self._lap_began is not None:
-            self._policy.observe_lap(step.question.batch if step.question else (), rows, keys, now - self._lap_began)
+            self._policy.observe_lap(step.question.asked if step.question else (), rows, keys, now - self._lap_began)
         self._lap_began = now if step.lanes > 1 else None

@@ -15,10 +15,14 @@ class Hazards:
     """How often trees hold the next token at each depth, given that they held all before it.
 
     What is beyond the end of a run was not put to the test and teaches nothing.
+
+    Args:
+        prior: of all sequences.
+        first: what to take for the rate at depth 1 as long as nothing is known.
     """
 
-    def __init__(self, prior: Hazards | None = None) -> None:
-        self._prior = prior
+    def __init__(self, prior: Hazards | None = None, first: float = 0.5) -> None:
+        self._prior, self._first = prior, first
         self._hits: list[float] = []
         self._tries: list[float] = []
 
@@ -31,7 +35,7 @@ class Hazards:
 
     def _guess(self, depth: int) -> float:
         """Before anything is known of that depth: what holds at the depth before."""
-        return self.rate(depth - 1) if depth > 1 else 0.5
+        return self.rate(depth - 1) if depth > 1 else self._first
 
     def expected(self, depth: int) -> list[float]:
         """Accepted tokens to expect of trees of depth 0, 1, … ``depth``."""

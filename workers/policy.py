@@ -31,8 +31,22 @@ class Policy(Protocol):
         """In how many lanes steps shall be taken from now on."""
         ...
 
-    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
-        """Who shall draft, how deep."""
+    def glance(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        """About whom quick drafters shall be asked."""
+        ...
+
+    def observe_glance(self, requests: Sequence[DraftRequest], trees: Mapping[int, ScoredTree], seconds: float) -> None:
+        """What they had to say about these, and how long it took them."""
+        ...
+
+    def limit(
+        self, requests: Sequence[DraftRequest], load: Load, glance: Mapping[int, ScoredTree]
+    ) -> list[DraftRequest]:
+        """Whose trees are wanted, and how deep other drafters shall guess for them; 0: not at all.
+
+        Args:
+            glance: what the quick ones have to say.
+        """
         ...
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
@@ -50,9 +64,13 @@ class Policy(Protocol):
         ...
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
     ) -> None:
-        """``hidden``: it was done before anybody looked, so took less."""
+        """
+        Args:
+            answered: requests that a tree came back for.
+            hidden: it was done before anybody looked, so took less.
+        """
         ...
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
@@ -70,7 +88,15 @@ class FixedPolicy:
     def __init__(self, lanes: int = 1) -> None:
         self.lanes = lanes
 
-    def limit(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+    def glance(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
+        return list(requests)
+
+    def observe_glance(self, requests: Sequence[DraftRequest], trees: Mapping[int, ScoredTree], seconds: float) -> None:
+        pass
+
+    def limit(
+        self, requests: Sequence[DraftRequest], load: Load, glance: Mapping[int, ScoredTree]
+    ) -> list[DraftRequest]:
         return list(requests)
 
     def choose(self, trees: Mapping[int, ScoredTree], load: Load) -> dict[int, ScoredTree]:
@@ -86,7 +112,7 @@ class FixedPolicy:
         pass
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: bool, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
     ) -> None:
         pass
 

@@ -85,6 +85,11 @@ class Question:
     ticket: Ticket
     asked_at: float
 
+    @property
+    def asked(self) -> list[DraftRequest]:
+        """Those that more than the quick drafters were asked about."""
+        return [request for request in self.batch if not request.limits.off]
+
 
 @dataclass(slots=True)
 class Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter import united
-from drafter.base import Drafter, DraftLimits, DraftRequest, NoDraft
+from drafter.base import Drafter, DraftLimits, DraftRequest, NoDraft, QuickDraft
 from drafter.calibration import Kind
 from drafter.ngram import NgramDraft
 from drafter.scored import ScoredTree
@@ -216,6 +217,71 @@ def test_the_same_texts_teach_the_same() -> None:
     first, second = (unite(one=mixed(0.5, 1), ngram=NgramDraft()) for _ in range(2))
     assert write(first, 1, 200) == write(second, 1, 200)
     assert first.calibration.numbers() == second.calibration.numbers()
+
+
+# ── the quick ones first ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Quick(FixedIds, QuickDraft):
+    """Says the same whatever the text, and at once."""
+
+
+def test_quick_ones_are_asked_once_and_others_only_about_sequences_with_room() -> None:
+    slow = RecordingDrafter(FixedIds([6]))
+    drafter = unite(slow=slow, quick=Quick([7, 8, 9]))
+    first, second = request([5], LIMITS_3_2_6), request([5], LIMITS_3_2_6, sequence=2)
+    glance = drafter.glance([first, second])
+    assert [scored.tree for scored in glance.trees.values()] == [TokenTree.chain((5, 7, 8, 9))] * 2
+    batch = [replace(first, limits=replace(LIMITS_3_2_6, max_draft=0)), second]
+    trees = drafter.collect(drafter.start(batch, glance), 1.0)
+    assert slow.batches == [(second,)]
+    assert trees[1].tree == TokenTree.chain((5, 7, 8, 9))
+    assert set(trees[2].tree.tokens) == {5, 6, 7, 8, 9}
+
+
+def test_nobody_else_is_asked_about_nothing() -> None:
+    slow = RecordingDrafter(FixedIds([6]))
+    drafter = unite(slow=slow, quick=Quick([7]))
+    off = request([5], DraftLimits(0, 2, 6))
+    assert not drafter.collect(drafter.start([off]), 1.0)
+    assert not slow.batches
+
+
+def test_who_was_not_glanced_at_has_no_quick_guesses() -> None:
+    drafter = unite(slow=FixedIds([6]), quick=Quick([7]))
+    glance = drafter.glance([request([5], LIMITS_3_2_6)])
+    trees = drafter.collect(drafter.start([request([5], LIMITS_3_2_6, sequence=2)], glance), 1.0)
+    assert trees[2].tree == TokenTree.chain((5, 6))
+
+
+def test_a_quick_answer_is_no_answer_of_the_one_who_was_asked() -> None:
+    """A drafter that was away looked as if it answered at once wherever n-grams did, and so as if it cost nothing."""
+    drafter = unite(away=AnsweringDrafter(lambda batch: {}), quick=Quick([7]))
+    assert ask(drafter, request([5], LIMITS_3_2_6)).tree == TokenTree.chain((5, 7))
+    assert not drafter.heard
+    other = unite(slow=FixedIds([6]), quick=Quick([7]))
+    ask(other, request([5], LIMITS_3_2_6))
+    assert other.heard == {1}
+
+
+def test_a_glance_is_judged_by_what_became_of_the_last_tree() -> None:
+    drafter = unite(quick=Quick([7]))
+    ids = [5]
+    for _ in range(60):
+        ask(drafter, request(ids, LIMITS_3_2_6))
+        ids.append(9)
+    assert drafter.glance([request(ids, LIMITS_3_2_6)]).trees[1].shares[1] < 0.1
+
+
+def test_a_quick_one_that_fails_costs_its_own_guesses_only() -> None:
+    class Failing(Quick):
+        def propose(self, request: DraftRequest) -> ScoredTree:
+            raise RuntimeError
+
+    drafter = unite(slow=FixedIds([6]), quick=Failing([7]))
+    assert not drafter.glance([request([5], LIMITS_3_2_6)]).trees
+    assert ask(drafter, request([5], LIMITS_3_2_6)).tree == TokenTree.chain((5, 6))
+    assert drafter.failures == 2
 
 
 # ── drafters that fail, wait and end ─────────────────────────────────────────────────────────────────────────────────

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from drafter.base import DraftLimits, DraftRequest, InstantDraft, Ticket
+from drafter.base import Drafter, DraftLimits, DraftRequest, InstantDraft, QuickDraft, Ticket
 from drafter.growth import TreeBuilder
 from drafter.scored import ScoredTree
+from drafter.united import UnitedDraft
 from tests.fakes import VOCAB_SIZE, FakeVerifier, plain_decoding
 from verifier.batch import StepPlan
 from verifier.sampling import SamplingParams
+from verifier.tree import TokenTree
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.measuring.clockwork import ClockworkDraft, ManualClock
@@ -95,12 +97,27 @@ class ScriptedDraft(InstantDraft):
         return builder.build()
 
 
+class QuickScript(QuickDraft):
+    """Knows every second stretch of sixteen tokens, as n-grams do where a text is copied."""
+
+    def __init__(self, truth: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        super().__init__()
+        self._truth = truth
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        end = len(request.ids)
+        known = 16 - end % 16 if end // 16 % 2 else 0
+        chain = [request.ids[-1], *self._truth(request.ids)[: min(known, request.limits.max_draft)]]
+        return ScoredTree(TokenTree.chain(chain), (1.0, *[0.95] * (len(chain) - 1)))
+
+
 class World:
     """An engine on a fake verifier, and a clock that its passes and drafts move on.
 
     Args:
         drafting: what drafts cost.
         elsewhere: they are made while passes go on.
+        quick: there is a quick drafter beside the one that takes time.
     """
 
     def __init__(
@@ -111,6 +128,7 @@ class World:
         drafting: DraftPrice,
         config: EngineConfig,
         elsewhere: bool = False,
+        quick: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.price = price
@@ -118,7 +136,9 @@ class World:
         verifier.on_forward = self._pass_time
         self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.drafter = ScriptedDraft(self._truth, self.clock, p, drafting)
-        drafter = ClockworkDraft(self.drafter, self.clock, drafting) if elsewhere else self.drafter
+        drafter: Drafter = ClockworkDraft(self.drafter, self.clock, drafting) if elsewhere else self.drafter
+        if quick:
+            drafter = UnitedDraft({"quick": QuickScript(self._truth), "slow": drafter}, VOCAB_SIZE, self.clock)
         self.engine = Engine(verifier, drafter, config, self.clock)
 
     def requests(self, count: int, max_tokens: int, num_prompt: int = 3) -> list[Request]:
@@ -151,6 +171,7 @@ class World:
         depth: int,
         adaptive: bool,
         elsewhere: bool = False,
+        quick: bool = False,
         **settings: Any,
     ) -> World:
         """One that guesses in chains and waits for them; an adaptive one knows what its passes take.
@@ -168,7 +189,7 @@ class World:
             adaptive=adaptive,
             **settings,
         )
-        world = cls(price, p=p, drafting=drafting, config=config, elsewhere=elsewhere)
+        world = cls(price, p=p, drafting=drafting, config=config, elsewhere=elsewhere, quick=quick)
         if adaptive:
             profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
         return world
