@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from drafter.base import Drafter, DraftLimits
 from drafter.factory import DraftPlan
 from verifier.errors import BadSetting
+from verifier.pool import PagePool
 from verifier.sampling import SamplingParams
 from verifier.verifier import Verifier
 from verifier.weights import Checkpoint
@@ -130,6 +131,13 @@ def load_verifier(
 def beside(verifier: Verifier) -> Verifier:
     """Another one over the same weights and pages, that keeps no features but those its own engine asks for."""
     return Verifier(verifier.model, verifier.pool, verifier.row_counts, verifier.fingerprint)
+
+
+def apart(verifier: Verifier) -> Verifier:
+    """Another one over the same weights, with pages of its own."""
+    config, pool = verifier.model.local_config, verifier.pool
+    own = PagePool.of(config, pool.num_pages, pool.page_size, pool.device)
+    return Verifier(verifier.model, own, verifier.row_counts, verifier.fingerprint)
 
 
 def engine_of(verifier: Verifier, drafter: Drafter, limits: DraftLimits, **settings: Any) -> Engine:

@@ -141,7 +141,7 @@ def play_on_the_engine(options: argparse.Namespace) -> list[Result]:
     from drafter.base import NoDraft
     from verifier.sampling import SamplingParams
     from workers.measuring.bench import Remembered
-    from workers.measuring.contest import ask, beside, engine_contestant, engine_of, load_verifier
+    from workers.measuring.contest import apart, ask, beside, engine_contestant, engine_of, load_verifier
     from workers.measuring.stages import ADAPTIVE, MANY, PLAIN, Player, play_all
     from workers.sequence import Request
 
@@ -160,7 +160,8 @@ def play_on_the_engine(options: argparse.Namespace) -> list[Result]:
         max_draft = DEFAULT_LIMITS.max_draft if depth is None else depth
         switch = _switch(plain.continuation, verifier.config.vocab_size)
         limits = DraftLimits(max_draft, 1, max_draft)
-        engine = engine_of(beside(verifier), switch, limits, adaptive=depth is None, max_rows=MAX_ROWS)
+        where = apart if depth is None else beside
+        engine = engine_of(where(verifier), switch, limits, adaptive=depth is None, max_rows=MAX_ROWS)
         return Player(engine, switch, request)
 
     players = {PLAIN: player(0)} | {f"depth {depth}": player(depth) for depth in DEPTHS} | {ADAPTIVE: player()}

@@ -7,8 +7,9 @@ back at the end of its stage, before the next one has the same. Knows engines an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -30,6 +31,7 @@ class Stage:
 
 
 MANY = 16
+TURN = 8  # steps
 SCRIPT = (
     *(Stage(drafter, 1) for drafter in (GOOD, USELESS, GOOD)),
     *(Stage(drafter, MANY) for drafter in (GOOD, USELESS, GOOD)),
@@ -96,24 +98,26 @@ class Player:
     def __init__(self, engine: Engine, drafter: SwitchedDraft, request: Callable[[int], Request]) -> None:
         self._engine, self._drafter, self._request = engine, drafter, request
         self._next = self._first = 0  # numbers of requests: the next one, and the stage's first
-        self._played = 0.0
+        self._stopped_at = engine.clock()
+        self._paused = self._stopped_at  # seconds that others had
         self._heard: dict[str, float] = {}  # when each request's last tokens came
         self._gap = 0.0
 
-    def play(self, index: int, stage: Stage, length: Length, *, again: bool = False) -> Leg:
-        """
+    def play(self, index: int, stage: Stage, length: Length, *, again: bool = False) -> Iterator[Leg]:
+        """The leg as it is after each step. Between two steps this engine's time stands still.
+
         Args:
             again: with the requests that it played last.
         """
-        engine, clock, leg = self._engine, self._engine.clock, Leg()
+        engine, leg, counters = self._engine, Leg(), self._engine.counters
+        self._go_on()
         self._next = self._first = self._first if again else self._next
         self._drafter.current, self._gap = stage.drafter, 0.0
-        began, counters = clock(), engine.counters
         start = counters.output_tokens + length.settling * stage.at_a_time
         counted_from: tuple[float, int] | None = None
-        while counted_from is None or counters.output_tokens < counted_from[1] + length.counted * stage.at_a_time:
+        while counted_from is None or leg.tokens < length.counted * stage.at_a_time:
             if counted_from is None and counters.output_tokens >= start:
-                counted_from = clock(), counters.output_tokens
+                counted_from = self._now(), counters.output_tokens
             while len(engine.inbox.live) < stage.at_a_time:
                 engine.submit(self._request(self._next), self._listen)
                 self._next += 1
@@ -123,17 +127,26 @@ class Player:
             if steps := done.steps - before.steps:
                 depth = (sum(done.drafted_by_position) - sum(before.drafted_by_position)) / steps
                 nodes = (done.drafted_tokens - before.drafted_tokens) / steps
-                moment = Moment(self._played + clock() - began, index, depth, nodes, engine.policy.lanes)
-                leg.moments.append(moment)
-        leg.seconds, leg.tokens = clock() - counted_from[0], counters.output_tokens - counted_from[1]
-        leg.longest_gap = self._gap
-        self._played += clock() - began
+                leg.moments.append(Moment(self._now(), index, depth, nodes, engine.policy.lanes))
+            if counted_from:
+                leg.seconds, leg.tokens = self._now() - counted_from[0], counters.output_tokens - counted_from[1]
+            leg.longest_gap = self._gap
+            self._stopped_at = engine.clock()
+            yield leg
+            self._go_on()
         self._end_all()
-        return leg
+        self._stopped_at = engine.clock()
+
+    def _go_on(self) -> None:
+        self._paused += self._engine.clock() - self._stopped_at
+
+    def _now(self) -> float:
+        """Seconds that this engine has had."""
+        return self._engine.clock() - self._paused
 
     def _listen(self, progress: Progress) -> None:
         if progress.tokens:
-            now = self._engine.clock()
+            now = self._now()
             self._gap = max(self._gap, now - self._heard.get(progress.request_id, now))
             self._heard[progress.request_id] = now
         if progress.finish:
@@ -196,16 +209,38 @@ class Result:
 def play_all(
     players: Mapping[str, Player], length: Callable[[Stage], Length], rounds: int, report: Callable[[str], None]
 ) -> list[Result]:
-    """Every player plays every stage, in turn, and then the best of those that do not change once more."""
+    """Every player that does not change plays every stage, one after the other; then the adaptive one plays it against
+    the best of them, in turns of a few steps, so that both have the same machine.
+
+    The adaptive one needs pages of its own.
+    """
     legs: list[dict[str, list[Leg]]] = [{name: [] for name in (*players, AGAIN)} for _ in SCRIPT]
     for turn in range(rounds):
         for index, (stage, played) in enumerate(zip(SCRIPT, legs, strict=True), start=turn * len(SCRIPT)):
             for name, player in players.items():
-                played[name].append(player.play(index, stage, length(stage)))
+                if name != ADAPTIVE:
+                    played[name] += in_turns(player.play(index, stage, length(stage)))
             best = players[Result(stage, played).best]
-            played[AGAIN].append(best.play(index, stage, length(stage), again=True))
+            adaptive, again = in_turns(
+                players[ADAPTIVE].play(index, stage, length(stage)), best.play(index, stage, length(stage), again=True)
+            )
+            played[ADAPTIVE].append(adaptive)
+            played[AGAIN].append(again)
             report(f"round {turn + 1}, {stage.drafter} drafter, {stage.at_a_time} at a time: done")
     return [Result(stage, each) for stage, each in zip(SCRIPT, legs, strict=True)]
+
+
+def in_turns(*legs: Iterator[Leg]) -> list[Leg]:
+    """Plays all of them to their ends, a few steps of each in turn."""
+    last: dict[int, Leg] = {}
+    going = dict(enumerate(legs))
+    while going:
+        for place, leg in list(going.items()):
+            steps = list(islice(leg, TURN))
+            last |= {place: steps[-1]} if steps else {}
+            if len(steps) < TURN:
+                del going[place]
+    return [last[place] for place in range(len(legs))]
 
 
 def show(results: Sequence[Result]) -> str:
