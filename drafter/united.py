@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,11 @@ class UnitedDraft:
         return bool(self._quick)
 
     @property
+    def has_others(self) -> bool:
+        """Whether there is anybody who takes time."""
+        return len(self._quick) < len(self._sources)
+
+    @property
     def failures(self) -> int:
         """Exceptions of all drafters, and trees that could not be used."""
         return self._earlier_failures + sum(source.failures for source in self._sources.values())
@@ -90,13 +96,8 @@ class UnitedDraft:
         self._learn(batch)
         tickets = {name: self._sources[name].start(batch) for name in self._quick}
         answers = {name: self._sources[name].collect(ticket, 0.0) for name, ticket in tickets.items()}
-        unions = {request.sequence: self._unite(request, answers) for request in batch}
-        trees = {
-            request.sequence: unions[request.sequence].judge(self.calibration, sampled=not request.sampling.is_greedy)
-            for request in batch
-            if len(unions[request.sequence].nodes) > 1
-        }
-        return Glance(answers, trees)
+        united = {request.sequence: self._unite(request, answers) for request in batch}
+        return Glance(answers, {sequence: each for sequence, each in united.items() if each})
 
     def start(self, batch: Sequence[DraftRequest], glance: Glance | None = None) -> Ticket:
         """
@@ -110,7 +111,7 @@ class UnitedDraft:
         others = {name: source for name, source in self._sources.items() if name not in self._quick}
         tickets = {name: source.start(asked) for name, source in others.items()} if asked else {}
         ticket = next(self._tickets)
-        self._asked[ticket] = _Question(tuple(batch), quick.answers, tickets)
+        self._asked[ticket] = _Question(tuple(batch), quick, tickets)
         return ticket
 
     def collect(self, ticket: Ticket, deadline_s: float) -> Mapping[int, ScoredTree]:
@@ -122,15 +123,17 @@ class UnitedDraft:
         }
         self.late += self._clock() > ends
         self.heard = {sequence for trees in answers.values() for sequence in trees}
-        said = {name: each for name in self._sources if (each := answers.get(name, question.quick.get(name)))}
-        united: dict[int, ScoredTree] = {}
+        everybody = {**question.quick.answers, **answers}
+        said = {name: everybody[name] for name in self._sources if name in everybody}
+        trees: dict[int, ScoredTree] = {}
         for request in question.batch:
-            union = self._unite(request, said)
-            if len(union.nodes) > 1:
-                united[request.sequence] = self._judge(union, request)
+            sequence = request.sequence
+            united = self._unite(request, said) if sequence in self.heard else question.quick.united.get(sequence)
+            if united:
+                trees[sequence] = self._remember(request, united)
         for sequence in question.ended:  # nothing more will be written that could tell which guesses were right
             self._memories.pop(sequence, None)
-        return united
+        return trees
 
     def close(self, sequence: int) -> None:
         self._memories.pop(sequence, None)
@@ -145,41 +148,57 @@ class UnitedDraft:
             if memory := self._memories.pop(request.sequence, None):
                 memory.union.teach(self.calibration, memory.written_since(request.ids))
 
-    def _unite(self, request: DraftRequest, answers: Mapping[str, Mapping[int, ScoredTree]]) -> _Union:
+    def _unite(self, request: DraftRequest, answers: Mapping[str, Mapping[int, ScoredTree]]) -> _United | None:
+        """None if nobody has guesses about it."""
         union = _Union(request.ids[-1])
         for name, trees in answers.items():
             if tree := trees.get(request.sequence):
                 union.add(name, tree)
-        return union
+        if len(union.nodes) == 1:
+            return None
+        return _United(union, union.judge(self.calibration, sampled=not request.sampling.is_greedy))
 
-    def _judge(self, union: _Union, request: DraftRequest) -> ScoredTree:
+    def _remember(self, request: DraftRequest, united: _United) -> ScoredTree:
         """The likeliest guesses; all of them are remembered until it is known which were right."""
-        scored = union.judge(self.calibration, sampled=not request.sampling.is_greedy)
-        self._memories[request.sequence] = _Memory(len(request.ids), tuple(request.ids[-_CHECKED_TOKENS:]), union)
+        tail = tuple(request.ids[-_CHECKED_TOKENS:])
+        self._memories[request.sequence] = _Memory(len(request.ids), tail, united.union)
         if len(self._memories) > MAX_SEQUENCES:
             self._memories.popitem(last=False)
-        return scored.likeliest(request.limits.max_nodes, request.limits.draft_top_k)
+        return united.scored.likeliest(request.limits.max_nodes, request.limits.draft_top_k)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Glance:
     """What quick drafters guess about some sequences.
 
     Attributes:
         answers: by drafter and sequence.
-        trees: their guesses united, by sequence; those that there are any about.
+        united: by sequence; those that there are any guesses about.
     """
 
     answers: Mapping[str, Mapping[int, ScoredTree]]
-    trees: Mapping[int, ScoredTree]
+    united: Mapping[int, _United]
+
+    @cached_property
+    def trees(self) -> Mapping[int, ScoredTree]:
+        """All their guesses, by sequence."""
+        return {sequence: each.scored for sequence, each in self.united.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     batch: tuple[DraftRequest, ...]
-    quick: Mapping[str, Mapping[int, ScoredTree]]  # what the quick ones have answered
-    tickets: Mapping[str, Ticket | None]  # of the others
+    quick: Glance
+    tickets: Mapping[str, Ticket | None]  # of those that are not quick
     ended: set[int] = field(default_factory=set)  # sequences, since it was asked
+
+
+@dataclass(frozen=True, slots=True)
+class _United:
+    """Guesses of one or several drafters in one tree, and what is thought of them."""
+
+    union: _Union
+    scored: ScoredTree
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ probabilities, counts and prices. Knows no tensors, no pages and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
-from workers.experience import SLOWLY, Experience
-from workers.glances import NOTHING, Glances, Outlook
+from workers.experience import Experience
+from workers.glances import SLOWLY, Glances, Outlook, bought
 from workers.lanes import LaneChoice
 from workers.policy import Load
 
@@ -26,6 +26,7 @@ PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has b
 MIN_PROBE_INTERVAL = 2  # steps, for each sequence
 MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
 LEAST_ANSWERED = 0.01
+AT_ONCE = 0.01  # of a pass
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
@@ -46,9 +47,13 @@ class _Prospect(NamedTuple):
     tokens: Sequence[float]  # to expect of trees of depth 0, 1, …
     rows: int  # of guesses that are there before anybody else is asked
 
+    def total(self, depth: int) -> float:
+        """Tokens."""
+        return self.tokens[min(depth, len(self.tokens) - 1)]
+
     def gain(self, depth: int) -> float:
         """Tokens, over asking nobody else."""
-        return self.tokens[min(depth, len(self.tokens) - 1)] - self.tokens[0]
+        return self.total(depth) - self.tokens[0]
 
 
 class AdaptivePolicy:
@@ -76,22 +81,22 @@ class AdaptivePolicy:
         return self._choice.number
 
     def glance(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
-        chosen = self._glances.choose([request.sequence for request in requests], self._token_s(load))
         for request in requests:
-            self._experience.of(request.sequence).outlook = NOTHING
+            self._experience.of(request.sequence).look_away()
+        step_s = self.costs.verifying(load.rows, load.keys)
+        chosen = self._glances.choose([request.sequence for request in requests], self._token_s(load), step_s)
         return [request for request in requests if request.sequence in chosen]
 
     def observe_glance(self, requests: Sequence[DraftRequest], trees: Mapping[int, ScoredTree], seconds: float) -> None:
-        self._glances.observe(len(requests), seconds)
+        self._glances.observe([request.sequence for request in requests], seconds)
         for request in requests:
-            scored = trees.get(request.sequence)
-            outlook = self._experience.of(request.sequence).outlook = Outlook.of(scored) if scored else NOTHING
-            self._glances.learn(request.sequence, outlook.tokens)
+            self._experience.of(request.sequence).glance(trees.get(request.sequence))
+            if request.sequence not in trees:
+                self._glances.learn(request.sequence, 0.0)
 
     def limit(
         self, requests: Sequence[DraftRequest], load: Load, glance: Mapping[int, ScoredTree]
     ) -> list[DraftRequest]:
-        self._spent = 0.0
         for request in requests:
             self._experience.of(request.sequence).see(len(request.ids))
         depths = self._worth_drafting(requests, load)
@@ -121,10 +126,16 @@ class AdaptivePolicy:
             last_of_stair = self.costs.padded(load.rows + rows) == load.rows + rows or rows == len(ranked)
             if last_of_stair:
                 forms.append(_Form(tokens, rows, self._spent))
-        kept = dict.fromkeys(trees, 0)
+        counts = dict.fromkeys(trees, 0)
         for _, _, sequence in ranked[: self._best(forms, load).rows]:
-            kept[sequence] += 1
-        return {sequence: trees[sequence].best(count) for sequence, count in kept.items() if count}
+            counts[sequence] += 1
+        self._spent = 0.0
+        chosen = {sequence: trees[sequence].best(count) for sequence, count in counts.items() if count}
+        for sequence in trees:
+            if (known := self._experience.get(sequence)) and known.quick:
+                kept = chosen.get(sequence)
+                self._glances.learn(sequence, bought(known.quick.tree, kept) if kept else 0.0)
+        return chosen
 
     def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
         self._experience.learn(sequence, guessed, run)
@@ -140,19 +151,22 @@ class AdaptivePolicy:
         self.costs.forget_drafting()
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: Set[int], hidden: bool = False
     ) -> None:
+        for request in requests:
+            if request.sequence not in answered and (known := self._experience.get(request.sequence)):
+                known.asked = 0  # what comes of its guesses says nothing about others
         depth, batch, unread = _deepest(requests), len(requests), self._experience.unread(requests)
         drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
         if hidden and drafting:
             seconds = min(seconds, drafting + reading)
         self._spent = seconds
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
-        if not answered and seconds < NO_TIME * (drafting + reading):
+        if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(1, 0)):
             return
         much = unread > MUCH_TEXT
         if not much:
-            self._answered += SLOWLY * (answered / batch - self._answered)
+            self._answered += SLOWLY * (len(answered) / batch - self._answered)
         if much and not (drafting and reading):  # the first of its kind
             self.costs.observe_reading(unread, seconds - drafting)
             return
@@ -172,47 +186,45 @@ class AdaptivePolicy:
 
     def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
         """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
-        prospects = [self._prospect(request) for request in requests]
-        forms = self._forms(prospects, load)
-        self._weigh_lanes(prospects, forms, load)
+        self._weigh_lanes(requests, load)
+        outlooks = (self._experience.of(request.sequence).outlook for request in requests)
+        forms = self._forms([self._prospect(*each) for each in zip(requests, outlooks, strict=True)], load)
         return forms[self._best(list(forms), load)]
 
-    def _prospect(self, request: DraftRequest) -> _Prospect:
-        known = self._experience.of(request.sequence)
-        return _Prospect(request.sequence, known.expected(request.limits.max_draft), len(known.outlook.reach))
+    def _prospect(self, request: DraftRequest, outlook: Outlook) -> _Prospect:
+        tokens = self._experience.of(request.sequence).expected(outlook, request.limits.max_draft)
+        return _Prospect(request.sequence, tokens, outlook.rows)
 
     def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
         """What the step could be."""
         entering = {prospect.sequence: self._entering(prospect.sequence) for prospect in prospects}
         token_s = self._token_s(load)
-        tokens, rows = sum(prospect.tokens[0] for prospect in prospects), sum(prospect.rows for prospect in prospects)
-        forms: _Forms = {_Form(tokens, rows, 0.0): {}}
+        forms: _Forms = {_Form(0.0, 0, 0.0): {}, _Form(*_quick(prospects), 0.0): {}}
         for depth in range(1, max((len(prospect.tokens) for prospect in prospects), default=0)):
             ranked = sorted(
                 prospects,
                 key=lambda each: (entering[each.sequence] - each.gain(depth) * token_s, -each.sequence),
             )
             for count in _counts(len(ranked)):
-                asked = ranked[:count]
+                asked, others = ranked[:count], ranked[count:]
                 # Where only some questions are answered, guesses cost as much as all the questions.
                 asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
-                form = _Form(
-                    tokens + sum(prospect.gain(depth) for prospect in asked),
-                    rows + sum(max(0, depth - prospect.rows) for prospect in asked),
-                    asking + sum(entering[prospect.sequence] for prospect in asked),
-                )
-                forms.setdefault(form, {prospect.sequence: depth for prospect in asked})
+                drafting = asking + sum(entering[prospect.sequence] for prospect in asked)
+                tokens = sum(prospect.total(depth) for prospect in asked)
+                rows = sum(max(depth, prospect.rows) for prospect in asked)
+                for more_tokens, more_rows in (_quick(others), (0.0, 0)):
+                    form = _Form(tokens + more_tokens, rows + more_rows, drafting)
+                    forms.setdefault(form, {prospect.sequence: depth for prospect in asked})
         return forms
 
     def _token_s(self, load: Load) -> float:
         """Seconds that a token takes without guesses; 0 before anything was measured."""
         return self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
 
-    def _weigh_lanes(self, prospects: Sequence[_Prospect], forms: _Forms, load: Load) -> None:
+    def _weigh_lanes(self, requests: Sequence[DraftRequest], load: Load) -> None:
         """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike.
 
-        Args:
-            forms: that this step could take.
+        By what quick drafters promise on average: what they promise in this step is gone with it.
         """
         decoding, context = load.decoding * load.lanes, load.context
         if not self._choice.open or not self.costs.verifying(1, 0):
@@ -225,11 +237,11 @@ class AdaptivePolicy:
         half = -(-decoding // 2)
         whole = Load(decoding, decoding, decoding * context, context, 1)
         part = Load(half, half, half * context, context, 2)
-        if load.lanes == 1:
-            of_whole, of_part = forms, self._forms(prospects[::2], part)
-        else:
-            of_whole, of_part = self._forms([*prospects, *prospects], whole), forms
-        self._choice.weigh(self._best_rate(of_whole, whole), self._best_rate(of_part, part) * decoding / (2 * half))
+        mine = [self._prospect(request, self._experience.of(request.sequence).usual) for request in requests]
+        of_whole, of_part = (mine, mine[::2]) if load.lanes == 1 else ([*mine, *mine], mine)
+        one = self._best_rate(self._forms(of_whole, whole), whole)
+        two = self._best_rate(self._forms(of_part, part), part)
+        self._choice.weigh(one, two * decoding / (2 * half))
 
     def _best_rate(self, forms: _Forms, load: Load) -> float:
         return max(self._rate(form, load) for form in self._allowed(list(forms), load))
@@ -290,6 +302,12 @@ class AdaptivePolicy:
     def _seconds(self, form: _Form, load: Load) -> float:
         keys = load.keys + form.rows * load.context
         return _together(self.costs.verifying(load.rows + form.rows, keys), form.drafting, load.lanes)
+
+
+def _quick(prospects: Iterable[_Prospect]) -> tuple[float, int]:
+    """Tokens and rows of what is there before anybody else is asked."""
+    each = [(prospect.tokens[0], prospect.rows) for prospect in prospects]
+    return sum(tokens for tokens, _ in each), sum(rows for _, rows in each)
 
 
 def _together(verifying: float, drafting: float, lanes: int) -> float:

@@ -6,6 +6,7 @@ Knows steps and the clock. What follows from seconds is for the policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from drafter.base import DraftRequest
 from drafter.united import Glance, UnitedDraft
@@ -36,6 +37,8 @@ class Drafting:
             return
         requests = self._scheduler.draft_requests(step)
         glance = self._glance(drafter, requests, step.load)
+        if not drafter.has_others:
+            requests = [replace(request, limits=replace(request.limits, max_draft=0)) for request in requests]
         if batch := self._policy.limit(requests, step.load, glance.trees):
             began = self._clock()
             step.question = Question(batch, drafter.start(batch, glance), began)
@@ -57,7 +60,7 @@ class Drafting:
             seconds = now - max(question.asked_at, self._answered_at)
             hidden = step.lanes > 1 and now - began < HIDDEN * seconds
             if asked := question.asked:
-                self._policy.observe_drafting(asked, seconds, answered=len(drafter.heard), hidden=hidden)
+                self._policy.observe_drafting(asked, seconds, answered=drafter.heard, hidden=hidden)
             self._scheduler.graft(step, self._policy.choose(step.drafted, step.load))
         self._answered_at = self._clock()
 

@@ -1,6 +1,7 @@
 """What is known about sequences: how guesses about them fare, what drafters have read of them, how long they last.
 
-Knows ids, trees and outcomes. Knows no prices and no clock.
+Quick drafters are those that are asked before it is decided about others, which take time (`workers.glances`). Knows
+ids, trees and outcomes. Knows no prices and no clock.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from drafter.base import DraftRequest
+from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
-from workers.glances import KINDS, NOTHING, Outlook
+from workers.glances import NOTHING, SLOWLY, Outlook
 from workers.hazards import Hazards
 
 LENGTH = 100.0  # tokens of an answer, before any has ended
-SLOWLY = 0.1  # of an expectation towards what came last
 
 
 @dataclass
 class Known:
     """About one sequence."""
 
-    hazards: Sequence[Hazards]  # by kind of outlook
-    outlook: Outlook = NOTHING  # of what quick drafters have said in this step
+    hazards: Hazards  # of others than quick drafters, where these do not hold the next token
+    quick: ScoredTree | None = None  # what quick drafters have said in this step
+    outlook: Outlook = NOTHING  # of that
+    usual: Outlook = NOTHING  # on average
     asked: int = 0  # how deep others guess in this step
     prompt: int = 0  # tokens that were there when it began to decode
     length: int = 0  # tokens that are there now
-    read: int = 0  # of these, how many its drafters have seen
-    reading: int = 0  # of these, how many they saw when it drafted last
-    idle: int = 0  # steps since it drafted
+    read: int = 0  # of these, how many others have seen
+    reading: int = 0  # of these, how many they saw when they were asked last
+    idle: int = 0  # steps since they were asked
 
     @property
     def unread(self) -> int:
@@ -38,13 +41,21 @@ class Known:
         """A step has come in which it may draft."""
         self.prompt, self.length, self.idle = self.prompt or length, length, self.idle + 1
 
-    def expected(self, depth: int) -> list[float]:
-        """Accepted tokens to expect if other than quick drafters guess to depth 0, 1, … ``depth``."""
-        rates = (self.hazards[self.outlook.kind].rate(level) for level in range(1, depth + 1))
-        return self.outlook.tokens_with(rates)
+    def glance(self, quick: ScoredTree | None) -> None:
+        """Quick drafters were asked."""
+        self.quick, self.outlook = quick, Outlook.of(quick) if quick else NOTHING
+        self.usual = self.usual.towards(self.outlook, SLOWLY)
+
+    def look_away(self) -> None:
+        """Quick drafters are not asked in this step, or not yet."""
+        self.quick, self.outlook = None, NOTHING
+
+    def expected(self, outlook: Outlook, depth: int) -> list[float]:
+        """Accepted tokens to expect if others guess to depth 0, 1, … ``depth``, beside quick ones of that outlook."""
+        return outlook.tokens_with(self.hazards.rate(level) for level in range(1, depth + 1))
 
     def read_on(self, most: int) -> int:
-        """It drafts. Returns how many tokens its drafters read first."""
+        """Others are asked. Returns how many tokens they read first."""
         self.reading = min(self.unread, most)
         self.read, self.idle = self.read + self.reading, 0
         return self.reading
@@ -54,32 +65,38 @@ class Experience:
     """All that is known; about a sequence that is new, what holds for all of them."""
 
     def __init__(self) -> None:
-        self._all = _hazards()
+        self._all = Hazards()
         self._known: dict[int, Known] = {}
         self._length = LENGTH  # tokens of an answer to expect
         self._ended = 0  # answers that this is known from
 
     def of(self, sequence: int) -> Known:
         if sequence not in self._known:
-            self._known[sequence] = Known([Hazards(prior) for prior in self._all])
+            self._known[sequence] = Known(Hazards(self._all))
         return self._known[sequence]
 
+    def get(self, sequence: int) -> Known | None:
+        """None for one that has ended, or never was."""
+        return self._known.get(sequence)
+
     def learn(self, sequence: int, guessed: TokenTree, run: Sequence[int]) -> None:
-        """What was guessed, as far as others than quick drafters were asked, and what was said."""
+        """What was guessed by all, and what was said: it tells about others where the quick guesses were wrong."""
         known = self.of(sequence)
-        node = 0
-        outcomes: list[bool] = []
+        node, quick = 0, 0 if known.quick else None
+        outcomes: list[bool | None] = []
         for _, token in zip(range(min(known.asked, max(guessed.depths))), run, strict=False):
+            if known.quick and quick is not None:
+                quick = known.quick.tree.child(quick, token)
             child = guessed.child(node, token)
-            outcomes.append(child is not None)
+            outcomes.append(child is not None if quick is None else None)
             if child is None:
                 break
             node = child
-        for hazards in (self._all, known.hazards):
-            hazards[known.outlook.kind].learn(outcomes)
+        self._all.learn(outcomes)
+        known.hazards.learn(outcomes)
 
     def unread(self, requests: Iterable[DraftRequest]) -> int:
-        """Tokens that drafters had to read before they could guess about these."""
+        """Tokens that others had to read before they could guess about these."""
         return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
 
     def length_of(self, known: Known) -> float:
@@ -94,10 +111,5 @@ class Experience:
 
     def start_over(self) -> None:
         """Others guess."""
-        self._all = _hazards()
+        self._all = Hazards()
         self._known.clear()
-
-
-def _hazards() -> list[Hazards]:
-    """By kind of outlook. Of what quick drafters leave open others are taken to know half."""
-    return [Hazards(first=(1 + sure) / 2) for sure in (0.0, *KINDS)]

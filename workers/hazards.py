@@ -15,14 +15,10 @@ class Hazards:
     """How often trees hold the next token at each depth, given that they held all before it.
 
     What is beyond the end of a run was not put to the test and teaches nothing.
-
-    Args:
-        prior: of all sequences.
-        first: what to take for the rate at depth 1 as long as nothing is known.
     """
 
-    def __init__(self, prior: Hazards | None = None, first: float = 0.5) -> None:
-        self._prior, self._first = prior, first
+    def __init__(self, prior: Hazards | None = None) -> None:
+        self._prior = prior
         self._hits: list[float] = []
         self._tries: list[float] = []
 
@@ -35,21 +31,14 @@ class Hazards:
 
     def _guess(self, depth: int) -> float:
         """Before anything is known of that depth: what holds at the depth before."""
-        return self.rate(depth - 1) if depth > 1 else self._first
+        return self.rate(depth - 1) if depth > 1 else 0.5
 
-    def expected(self, depth: int) -> list[float]:
-        """Accepted tokens to expect of trees of depth 0, 1, … ``depth``."""
-        tokens, reached = [0.0], 1.0
-        for level in range(1, depth + 1):
-            reached *= self.rate(level)
-            tokens.append(tokens[-1] + reached)
-        return tokens
-
-    def learn(self, outcomes: Sequence[bool]) -> None:
-        """Whether the tree held the next token, depth by depth."""
+    def learn(self, outcomes: Sequence[bool | None]) -> None:
+        """Whether the tree held the next token, depth by depth; None where that was not put to the test."""
         for depth, hit in enumerate(outcomes):
             if depth == len(self._tries):
                 self._hits.append(0.0)
                 self._tries.append(0.0)
-            self._hits[depth] = MEMORY * self._hits[depth] + hit
-            self._tries[depth] = MEMORY * self._tries[depth] + 1
+            if hit is not None:
+                self._hits[depth] = MEMORY * self._hits[depth] + hit
+                self._tries[depth] = MEMORY * self._tries[depth] + 1

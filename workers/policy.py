@@ -5,7 +5,7 @@ The protocol, and the policy that does not think; the one that weighs costs is `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from drafter.base import DraftRequest
@@ -64,11 +64,11 @@ class Policy(Protocol):
         ...
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: Set[int], hidden: bool = False
     ) -> None:
         """
         Args:
-            answered: requests that a tree came back for.
+            answered: sequences that others than the quick drafters had guesses about.
             hidden: it was done before anybody looked, so took less.
         """
         ...
@@ -112,7 +112,7 @@ class FixedPolicy:
         pass
 
     def observe_drafting(
-        self, requests: Sequence[DraftRequest], seconds: float, *, answered: int, hidden: bool = False
+        self, requests: Sequence[DraftRequest], seconds: float, *, answered: Set[int], hidden: bool = False
     ) -> None:
         pass
 

@@ -226,9 +226,17 @@ class Quick(FixedIds, QuickDraft):
     """Says the same whatever the text, and at once."""
 
 
+class CountingQuick(Quick):
+    asked = 0
+
+    def propose(self, request: DraftRequest) -> ScoredTree:
+        self.asked += 1
+        return super().propose(request)
+
+
 def test_quick_ones_are_asked_once_and_others_only_about_sequences_with_room() -> None:
-    slow = RecordingDrafter(FixedIds([6]))
-    drafter = unite(slow=slow, quick=Quick([7, 8, 9]))
+    slow, quick = RecordingDrafter(FixedIds([6])), CountingQuick([7, 8, 9])
+    drafter = unite(slow=slow, quick=quick)
     first, second = request([5], LIMITS_3_2_6), request([5], LIMITS_3_2_6, sequence=2)
     glance = drafter.glance([first, second])
     assert [scored.tree for scored in glance.trees.values()] == [TokenTree.chain((5, 7, 8, 9))] * 2
@@ -237,6 +245,7 @@ def test_quick_ones_are_asked_once_and_others_only_about_sequences_with_room() -
     assert slow.batches == [(second,)]
     assert trees[1].tree == TokenTree.chain((5, 7, 8, 9))
     assert set(trees[2].tree.tokens) == {5, 6, 7, 8, 9}
+    assert quick.asked == 2
 
 
 def test_nobody_else_is_asked_about_nothing() -> None:

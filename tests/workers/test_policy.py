@@ -72,7 +72,7 @@ def test_what_drafting_took_is_spent_whether_its_guesses_are_bought_or_not() -> 
     """At prices 1 and 1.4, after a second of drafting: 1.35 tokens in 2.4 s beat 1 in 2 s, but would not 1 in 1 s."""
     policy = make_policy(1, 1.4)
     assert policy.choose({0: tree(0.35)}, ALONE) == {}
-    policy.observe_drafting([request()], 1.0, answered=1)
+    policy.observe_drafting([request()], 1.0, answered={0})
     assert policy.choose({0: tree(0.35)}, ALONE) == {0: tree(0.35)}
 
 
@@ -128,14 +128,21 @@ def test_a_drafter_that_is_away_is_not_taken_to_be_cheap() -> None:
     """Its silence came at once, and was learnt as a price of nothing: when it was back it was asked too much."""
     policy = make_policy(*[1] * 9, drafting=0.5)
     for _ in range(100):
-        policy.observe_drafting([request(max_draft=1)], 1e-5, answered=0)
+        policy.observe_drafting([request(max_draft=1)], 1e-5, answered=set())
     assert policy.costs.drafting(1, 1) == 0.5
+
+
+def test_a_drafter_that_is_away_from_the_start_is_not_taken_to_be_free() -> None:
+    policy = AdaptivePolicy(make_policy(1.0, 1.0).costs)
+    policy.start_over()
+    policy.observe_drafting([request(max_draft=1)], 1e-5, answered=set())
+    assert not policy.costs.prices().drafting
 
 
 def test_waiting_in_vain_is_a_price() -> None:
     policy = make_policy(*[1] * 9, drafting=0.01)
     for _ in range(100):
-        policy.observe_drafting([request(max_draft=1)], 0.5, answered=0)
+        policy.observe_drafting([request(max_draft=1)], 0.5, answered=set())
     assert policy.costs.drafting(1, 1) == pytest.approx(0.5, rel=0.01)
 
 
@@ -161,7 +168,14 @@ def test_hazards_are_learnt_where_they_were_put_to_the_test() -> None:
         hazards.learn([True])
     assert hazards.rate(1) == pytest.approx(1.0, abs=0.02)
     assert hazards.rate(2) == pytest.approx(0.0, abs=0.02)
-    assert hazards.expected(2) == pytest.approx([0.0, 1.0, 1.0], abs=0.05)
+
+
+def test_what_was_not_put_to_the_test_teaches_nothing() -> None:
+    hazards = Hazards()
+    for _ in range(300):
+        hazards.learn([None, False])
+    assert hazards.rate(1) == 0.5
+    assert hazards.rate(2) == pytest.approx(0.0, abs=0.02)
 
 
 def test_unknown_depths_are_taken_to_be_like_the_one_before() -> None:
@@ -182,7 +196,7 @@ def test_the_end_of_a_run_teaches_nothing_about_what_lies_beyond() -> None:
     policy = make_policy(1, 1, 1, 1)
     limit(policy, [request()], ALONE)
     policy.learn(0, TokenTree.chain((0, 1, 2, 3)), (1,))
-    assert policy._experience.of(0).hazards[0]._tries == [1.0]
+    assert policy._experience.of(0).hazards._tries == [1.0]
 
 
 # ── in an engine, against the best fixed depth ───────────────────────────────────────────────────────────────────────
@@ -271,11 +285,11 @@ def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_sho
 def test_a_drafter_that_takes_over_is_not_taken_to_be_as_silent_as_the_last() -> None:
     policy = make_policy(1.0, 1.0, 1.0, 1.0, drafting=0.1)
     for _ in range(30):
-        policy.observe_drafting([request(max_draft=1)], 0.1, answered=0)
+        policy.observe_drafting([request(max_draft=1)], 0.1, answered=set())
         policy.choose({}, ALONE)
     policy.start_over()
     asked = limit(policy, [request(max_draft=1)], ALONE)
-    policy.observe_drafting(asked, 0.1, answered=1)
+    policy.observe_drafting(asked, 0.1, answered={0})
     policy.choose({0: tree(0.9)}, ALONE)
     assert limit(policy, [request(max_draft=1)], ALONE)
 
