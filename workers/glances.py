@@ -114,7 +114,10 @@ class Glances:
         price, new = seconds / len(sequences), any(sequence not in self._tokens for sequence in sequences)
         if new and (not self._price or price > self._price):
             return
-        self._price += (SLOWLY if self._price else 1.0) * (min(price, 2 * self._price or price) - self._price)
+        if self._price:
+            self._price += SLOWLY * (min(price, 2 * self._price) - self._price)  # a hiccup is no price either
+        else:
+            self._price = price
 
     def learn(self, sequence: int, tokens: float) -> None:
         """What a glance has brought: tokens to expect of those of its guesses that are verified."""

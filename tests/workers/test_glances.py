@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -253,13 +254,22 @@ def test_quick_guesses_save_the_time_of_others_where_they_are_sure(p: float, per
     assert spent < 0.7 * fixed[5][1]
 
 
-def test_n_grams_alone_are_no_drafter_that_takes_time() -> None:
+def test_n_grams_alone_are_no_drafter_that_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World.measured(staircase, p=0.0, drafting=by_level(0.0), depth=5, adaptive=True)
     engine = Engine(world.engine.verifier, QuickScript(world._truth), world.engine.config, world.clock)
     profile(engine.verifier, engine.pages, engine.costs, world.clock)
+    depths: set[int] = set()  # that others are allowed
+    limit = engine.policy.limit
+
+    def watch(requests: Sequence[DraftRequest], *rest: Any) -> list[DraftRequest]:
+        depths.update(request.limits.max_draft for request in requests)
+        return limit(requests, *rest)
+
+    monkeypatch.setattr(engine.policy, "limit", watch)
     results = engine.run(world.requests(2, 100))
     assert [len(result.output_ids) for result in results] == [100, 100]
     assert engine.counters.speculation.accepted_tokens > 50
+    assert depths == {0}
     assert not engine.costs.prices().drafting
 
 
@@ -278,13 +288,13 @@ def test_a_drafter_that_was_away_is_asked_again_as_before() -> None:
 def test_lanes_do_not_flip_with_every_copied_passage() -> None:
     """They were weighed by what n-grams promised in this step, and each change costs a step without guesses."""
     world = World.measured(
-        memory_bound, p=0.9, drafting=by_level(0.006), depth=4, adaptive=True, elsewhere=True, quick=True, max_lanes=2
+        memory_bound, p=0.9, drafting=by_level(0.010), depth=4, adaptive=True, elsewhere=True, quick=True, max_lanes=2
     )
-    world.tokens_per_s(4, 100)
+    world.tokens_per_s(4, 60)
     lanes: list[int] = []
-    for wanted in world.requests(4, 200):
+    for wanted in world.requests(4, 120):
         world.engine.submit(wanted, lambda progress: None)
     while world.engine.step():
         lanes.append(world.engine.policy.lanes)
     changes = sum(now != then for now, then in zip(lanes[1:], lanes, strict=False))
-    assert changes <= 6
+    assert changes <= 3
