@@ -60,17 +60,18 @@ def test_a_keys_limit_holds_over_both_and_the_figures_are_true(server: Server) -
     assert refused[0].json()["error"]["type"] == "rate_limit_error"
     assert answering_ingresses(server) == 2
 
-    def kind() -> dict[str, Any]:
-        kinds = [each for each in told(server)["kinds"] if each["temperature"] == "zero"]
-        return kinds[0] if kinds else {"requests": 0}
-
-    eventually(lambda: kind()["requests"] == len(granted), 20)
+    # Either ingress may answer, and each goes by what it heard last: what is looked at together is asked for once.
     steps = sum(answer.json()["usage"]["speculation"]["steps"] for answer in granted)
+    agreed = {"endpoint": "completions", "requests": len(granted), "steps": steps, "max_draft": 3}
+
+    def whole(found: dict[str, Any]) -> bool:
+        kinds = [each for each in found["kinds"] if each["temperature"] == "zero"]
+        return bool(found["costs"]["verifying"]) and any(agreed.items() <= each.items() for each in kinds)
+
+    eventually(lambda: all(whole(told(server)) for _ in range(8)), 20)
     found = told(server)
-    assert (kind()["endpoint"], kind()["max_draft"], kind()["steps"]) == ("completions", 3, steps)
     assert (found["model"], found["drafter"], found["allowed"]["max_draft"]) == ("tiny", "ngram", 3)
     assert all(seconds > 0 for seconds in found["costs"]["verifying"].values())
-    assert found["costs"]["verifying"]
 
 
 def test_requests_go_on_without_the_aggregator_and_it_comes_back(server: Server) -> None:
