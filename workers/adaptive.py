@@ -18,8 +18,8 @@ from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
 from workers.costs import Costs
 from workers.experience import Experience
-from workers.glances import SLOWLY, Glances, Outlook, bought
-from workers.lanes import LaneChoice
+from workers.glances import SLOWLY, Glances, bought
+from workers.lanes import LaneChoice, Pace
 from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
@@ -75,6 +75,7 @@ class AdaptivePolicy:
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
+        self._others: Sequence[_Prospect] = ()  # those of the step before: in two lanes, of the other one
 
     @property
     def lanes(self) -> int:
@@ -158,6 +159,8 @@ class AdaptivePolicy:
                 known.asked = 0  # what comes of its guesses says nothing about others
         depth, batch, unread = _deepest(requests), len(requests), self._experience.unread(requests)
         drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
+        if not self.costs.knows(batch):  # so far that was a guess
+            self._choice.start_over()
         if hidden and drafting:
             seconds = min(seconds, drafting + reading)
         self._spent = seconds
@@ -186,14 +189,14 @@ class AdaptivePolicy:
 
     def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
         """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
-        self._weigh_lanes(requests, load)
-        outlooks = (self._experience.of(request.sequence).outlook for request in requests)
-        forms = self._forms([self._prospect(*each) for each in zip(requests, outlooks, strict=True)], load)
+        prospects = [self._prospect(request) for request in requests]
+        self._weigh_lanes(prospects, load)
+        forms = self._forms(prospects, load)
         return forms[self._best(list(forms), load)]
 
-    def _prospect(self, request: DraftRequest, outlook: Outlook) -> _Prospect:
-        tokens = self._experience.of(request.sequence).expected(outlook, request.limits.max_draft)
-        return _Prospect(request.sequence, tokens, outlook.rows)
+    def _prospect(self, request: DraftRequest) -> _Prospect:
+        known = self._experience.of(request.sequence)
+        return _Prospect(request.sequence, known.expected(request.limits.max_draft), known.outlook.rows)
 
     def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
         """What the step could be."""
@@ -221,30 +224,31 @@ class AdaptivePolicy:
         """Seconds that a token takes without guesses; 0 before anything was measured."""
         return self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
 
-    def _weigh_lanes(self, requests: Sequence[DraftRequest], load: Load) -> None:
-        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike.
-
-        By what quick drafters promise on average: what they promise in this step is gone with it.
-        """
+    def _weigh_lanes(self, prospects: Sequence[_Prospect], load: Load) -> None:
+        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
         decoding, context = load.decoding * load.lanes, load.context
         if not self._choice.open or not self.costs.verifying(1, 0):
             return
         if load.lanes > 1 and not decoding:  # whoever decodes is in the other lane for once
             return
         if decoding < 2:
-            self._choice.weigh(1.0, 0.0)
+            self._choice.leave()
             return
         half = -(-decoding // 2)
         whole = Load(decoding, decoding, decoding * context, context, 1)
         part = Load(half, half, half * context, context, 2)
-        mine = [self._prospect(request, self._experience.of(request.sequence).usual) for request in requests]
-        of_whole, of_part = (mine, mine[::2]) if load.lanes == 1 else ([*mine, *mine], mine)
-        one = self._best_rate(self._forms(of_whole, whole), whole)
-        two = self._best_rate(self._forms(of_part, part), part)
-        self._choice.weigh(one, two * decoding / (2 * half))
+        if load.lanes == 1:
+            of_whole, of_part = prospects, prospects[::2]
+        else:
+            of_whole, of_part = [*prospects, *(self._others or prospects)], prospects
+        self._others = prospects
+        one, two = (
+            self._best_pace(self._forms(each, load), load) for each, load in ((of_whole, whole), (of_part, part))
+        )
+        self._choice.weigh(one, Pace(two.tokens * decoding / half, 2 * two.seconds))
 
-    def _best_rate(self, forms: _Forms, load: Load) -> float:
-        return max(self._rate(form, load) for form in self._allowed(list(forms), load))
+    def _best_pace(self, forms: _Forms, load: Load) -> Pace:
+        return max((self._pace(form, load) for form in self._allowed(list(forms), load)), key=lambda pace: pace.rate)
 
     def _entering(self, sequence: int) -> float:
         """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come."""
@@ -279,7 +283,7 @@ class AdaptivePolicy:
         if plain <= 0.0:  # nothing was measured yet: to guess is to find out
             return forms[-1]
         allowed = self._allowed(forms, load)
-        rate = max(self._rate(form, load) for form in allowed)
+        rate = max(self._pace(form, load).rate for form in allowed)
 
         def surplus(form: _Form) -> float:
             return form.tokens - rate * (self._seconds(form, load) - plain)
@@ -293,11 +297,11 @@ class AdaptivePolicy:
         within = [form for form in forms if load.lanes * self._seconds(form, load) <= self._max_stretch * plain]
         return within or forms[:1]
 
-    def _rate(self, form: _Form, load: Load) -> float:
-        """Tokens a second of those that decode."""
+    def _pace(self, form: _Form, load: Load) -> Pace:
+        """Of those that decode."""
         rows = load.decoding + form.rows
         seconds = _together(self.costs.verifying(rows, rows * load.context), form.drafting, load.lanes)
-        return (load.decoding + form.tokens) / seconds
+        return Pace(load.decoding + form.tokens, seconds)
 
     def _seconds(self, form: _Form, load: Load) -> float:
         keys = load.keys + form.rows * load.context

@@ -99,6 +99,10 @@ class Costs:
         larger = min((known for known in self._drafting if known >= size), default=size)
         return self._drafting_load * max(self._measured(depth, smaller), self._measured(depth, larger) * size / larger)
 
+    def knows(self, batch: int) -> bool:
+        """Whether drafts for about so many sequences were measured."""
+        return _power_of_two(batch) in self._drafting
+
     def forget_drafting(self) -> None:
         """As if no draft had been measured."""
         self._drafting.clear()

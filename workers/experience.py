@@ -25,7 +25,6 @@ class Known:
     hazards: Hazards  # of others than quick drafters, where these do not hold the next token
     quick: ScoredTree | None = None  # what quick drafters have said in this step
     outlook: Outlook = NOTHING  # of that
-    usual: Outlook = NOTHING  # on average
     asked: int = 0  # how deep others guess in this step
     prompt: int = 0  # tokens that were there when it began to decode
     length: int = 0  # tokens that are there now
@@ -44,15 +43,14 @@ class Known:
     def glance(self, quick: ScoredTree | None) -> None:
         """Quick drafters were asked."""
         self.quick, self.outlook = quick, Outlook.of(quick) if quick else NOTHING
-        self.usual = self.usual.towards(self.outlook, SLOWLY)
 
     def look_away(self) -> None:
         """Quick drafters are not asked in this step, or not yet."""
         self.quick, self.outlook = None, NOTHING
 
-    def expected(self, outlook: Outlook, depth: int) -> list[float]:
-        """Accepted tokens to expect if others guess to depth 0, 1, … ``depth``, beside quick ones of that outlook."""
-        return outlook.tokens_with(self.hazards.rate(level) for level in range(1, depth + 1))
+    def expected(self, depth: int) -> list[float]:
+        """Accepted tokens to expect if others guess to depth 0, 1, … ``depth``, beside the quick ones."""
+        return self.outlook.tokens_with(self.hazards.rate(level) for level in range(1, depth + 1))
 
     def read_on(self, most: int) -> int:
         """Others are asked. Returns how many tokens they read first."""

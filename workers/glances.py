@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
@@ -45,11 +44,6 @@ class Outlook:
     def tokens(self) -> float:
         """To be expected of it alone."""
         return sum(self.reach)
-
-    def towards(self, other: Outlook, part: float) -> Outlook:
-        """What lies ``part`` of the way to the other one."""
-        pairs = zip_longest(self.reach, other.reach, fillvalue=0.0)
-        return Outlook(tuple(own + part * (theirs - own) for own, theirs in pairs))
 
     def tokens_with(self, rates: Iterable[float]) -> list[float]:
         """To be expected together with another's tree of depth 0, 1, …

@@ -26,7 +26,7 @@ from verifier.features import Fusion
 from verifier.sampling import SamplingParams
 from workers.config import EngineConfig
 from workers.engine import Engine
-from workers.lanes import FIRST_REST, LaneChoice
+from workers.lanes import FIRST_REST, MEMORY, LaneChoice, Pace
 from workers.sequence import Progress, Request
 
 LIMITS = DraftLimits(4, 2, 8)
@@ -317,7 +317,7 @@ def test_a_lane_that_is_empty_for_a_moment_does_not_end_two() -> None:
     for _ in range(4):
         engine.step()
         assert engine.policy.lanes == 2
-    assert len(engine.scheduler.running) == 4
+    assert len(engine.scheduler.running) == len(there) >= 3
 
 
 # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,7 +327,7 @@ def steps_in_two(choice: LaneChoice, num_steps: int, one: float, two: float, slo
     """Of so many steps, if two lanes take ``slower`` times what prices say."""
     total = 0
     for _ in range(num_steps):
-        choice.weigh(one, two)
+        choice.weigh(Pace(one, 1.0), Pace(two, 1.0))
         if choice.number == 2:
             total += 1
             choice.observe(1.0, slower)
@@ -358,6 +358,35 @@ def test_what_failed_once_may_succeed_later() -> None:
 
 def test_two_lanes_end_when_prices_change() -> None:
     choice = LaneChoice(2)
-    steps_in_two(choice, 10, 1.0, 1.5, 1.0)
-    assert steps_in_two(choice, 10, 1.0, 0.9, 1.0) == 0
-    assert steps_in_two(choice, 10, 1.0, 1.5, 1.0) == 10, "which is no failure"
+    steps_in_two(choice, 2 * MEMORY, 1.0, 1.5, 1.0)
+    assert 0 < steps_in_two(choice, 4 * MEMORY, 1.0, 0.9, 1.0) < 3 * MEMORY
+    assert choice.number == 1
+    steps_in_two(choice, MEMORY, 1.0, 1.5, 1.0)
+    assert choice.number == 2, "which was no failure"
+
+
+def test_it_is_the_average_over_texts_that_counts() -> None:
+    """Lanes changed with every passage that was copied, and each change is a step without guesses."""
+    choice, numbers = LaneChoice(2), []
+    for num_steps in range(400):
+        easy = num_steps // 5 % 2 == 0
+        choice.weigh(Pace(9.0, 1.5) if easy else Pace(4.0, 2.0), Pace(9.0, 2.5))
+        numbers.append(choice.number)
+    # 13 tokens in 3.5 s, or 18 in 5 s: one lane by a little, though two are nearly twice as fast every other time.
+    assert set(numbers[20:]) == {1}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("drafting", [by_level(0.006), by_level(0.010)])
+@pytest.mark.parametrize("price", [memory_bound, staircase])
+def test_with_texts_that_copy_themselves_nothing_is_lost(price: Price, drafting: DraftPrice, count: int) -> None:
+    """Up to 15 % were: two lanes were chosen by averages of what n-grams promise, where one is faster by the step."""
+
+    def rate(most: int) -> float:
+        world = World.measured(
+            price, p=0.9, drafting=drafting, depth=4, adaptive=True, elsewhere=True, quick=True, max_lanes=most
+        )
+        world.tokens_per_s(count, 120)
+        return world.tokens_per_s(count, 240)
+
+    assert rate(2) >= 0.97 * rate(1)
