@@ -27,6 +27,7 @@ MIN_PROBE_INTERVAL = 2  # steps, for each sequence
 MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
 LEAST_ANSWERED = 0.01
 AT_ONCE = 0.01  # of a pass
+SURPRISE = 1.1  # drafts that take so many times as long still keep the bound; or they would be in vain
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
@@ -159,24 +160,21 @@ class AdaptivePolicy:
                 known.asked = 0  # what comes of its guesses says nothing about others
         depth, batch, unread = _deepest(requests), len(requests), self._experience.unread(requests)
         drafting, reading = self.costs.drafting(depth, batch), self.costs.reading(unread)
-        if not self.costs.knows(batch):  # so far that was a guess
-            self._choice.start_over()
         if hidden and drafting:
             seconds = min(seconds, drafting + reading)
         self._spent = seconds
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
         if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(1, 0)):
             return
-        much = unread > MUCH_TEXT
-        if not much:
-            self._answered += SLOWLY * (len(answered) / batch - self._answered)
-        if much and not (drafting and reading):  # the first of its kind
-            self.costs.observe_reading(unread, seconds - drafting)
+        if unread > MUCH_TEXT:
+            if not hidden:
+                self.costs.observe_reading(depth, batch, unread, seconds)
             return
+        self._answered += SLOWLY * (len(answered) / batch - self._answered)
+        if not self.costs.knows(batch):  # so far that was a guess
+            self._choice.start_over()
         surprise = seconds / (drafting + reading) if drafting else 1.0
         self.costs.observe_drafting(depth, batch, drafting * surprise if drafting else seconds)
-        if much:
-            self.costs.observe_reading(unread, reading * surprise)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)
@@ -192,7 +190,7 @@ class AdaptivePolicy:
         prospects = [self._prospect(request) for request in requests]
         self._weigh_lanes(prospects, load)
         forms = self._forms(prospects, load)
-        return forms[self._best(list(forms), load)]
+        return forms[self._best(list(forms), load, SURPRISE)]
 
     def _prospect(self, request: DraftRequest) -> _Prospect:
         known = self._experience.of(request.sequence)
@@ -242,13 +240,12 @@ class AdaptivePolicy:
         else:
             of_whole, of_part = [*prospects, *(self._others or prospects)], prospects
         self._others = prospects
-        one, two = (
-            self._best_pace(self._forms(each, load), load) for each, load in ((of_whole, whole), (of_part, part))
-        )
+        one, two = self._best_pace(of_whole, whole), self._best_pace(of_part, part)
         self._choice.weigh(one, Pace(two.tokens * decoding / half, 2 * two.seconds))
 
-    def _best_pace(self, forms: _Forms, load: Load) -> Pace:
-        return max((self._pace(form, load) for form in self._allowed(list(forms), load)), key=lambda pace: pace.rate)
+    def _best_pace(self, prospects: Sequence[_Prospect], load: Load) -> Pace:
+        forms = self._allowed(list(self._forms(prospects, load)), load, SURPRISE)
+        return max((self._pace(form, load) for form in forms), key=lambda pace: pace.rate)
 
     def _entering(self, sequence: int) -> float:
         """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come."""
@@ -273,7 +270,7 @@ class AdaptivePolicy:
                 return dict.fromkeys(due[:count], 1)
         return {}
 
-    def _best(self, forms: Sequence[_Form], load: Load) -> _Form:
+    def _best(self, forms: Sequence[_Form], load: Load, surprise: float = 1.0) -> _Form:
         """The form with the best yield.
 
         Prompt chunks are a cost that falls due anyway. So a second is priced at what the decoding sequences alone could
@@ -282,7 +279,7 @@ class AdaptivePolicy:
         plain = self.costs.verifying(load.rows, load.keys)
         if plain <= 0.0:  # nothing was measured yet: to guess is to find out
             return forms[-1]
-        allowed = self._allowed(forms, load)
+        allowed = self._allowed(forms, load, surprise)
         rate = max(self._pace(form, load).rate for form in allowed)
 
         def surplus(form: _Form) -> float:
@@ -290,11 +287,12 @@ class AdaptivePolicy:
 
         return max(allowed, key=surplus)
 
-    def _allowed(self, forms: Sequence[_Form], load: Load) -> Sequence[_Form]:
+    def _allowed(self, forms: Sequence[_Form], load: Load, surprise: float) -> Sequence[_Form]:
         """Those that keep the time between two tokens within its bound; in two lanes it is that of a step in each."""
         others = (load.lanes - 1) * load.decoding
         plain = self.costs.verifying(load.rows + others, load.keys + others * load.context)
-        within = [form for form in forms if load.lanes * self._seconds(form, load) <= self._max_stretch * plain]
+        longest = self._max_stretch * plain / load.lanes
+        within = [form for form in forms if self._seconds(form, load, surprise) <= longest]
         return within or forms[:1]
 
     def _pace(self, form: _Form, load: Load) -> Pace:
@@ -303,9 +301,10 @@ class AdaptivePolicy:
         seconds = _together(self.costs.verifying(rows, rows * load.context), form.drafting, load.lanes)
         return Pace(load.decoding + form.tokens, seconds)
 
-    def _seconds(self, form: _Form, load: Load) -> float:
+    def _seconds(self, form: _Form, load: Load, surprise: float = 1.0) -> float:
+        """If the drafts take ``surprise`` times what is expected."""
         keys = load.keys + form.rows * load.context
-        return _together(self.costs.verifying(load.rows + form.rows, keys), form.drafting, load.lanes)
+        return _together(self.costs.verifying(load.rows + form.rows, keys), surprise * form.drafting, load.lanes)
 
 
 def _quick(prospects: Iterable[_Prospect]) -> tuple[float, int]:

@@ -48,6 +48,7 @@ class Costs:
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
         self._drafting_load = 1.0
         self._per_unread = 0.0
+        self._reading_is_guess = False
 
     def prices(self) -> Prices:
         """A copy."""
@@ -133,11 +134,18 @@ class Costs:
         """Of so much text that a drafter has not seen yet; 0 before it was measured."""
         return self._per_unread * tokens
 
-    def observe_reading(self, tokens: int, seconds: float) -> None:
-        if self._per_unread:
-            self._per_unread *= math.exp(LEARNING_RATE * _surprise(seconds, self.reading(tokens)))
-        else:
-            self._per_unread = max(seconds, LEAST) / tokens
+    def observe_reading(self, depth: int, batch: int, tokens: int, seconds: float) -> None:
+        """Of drafts before which so many tokens were read, and reading is what drafts alone do not take.
+
+        What these take may not be known yet for so many sequences: then the price is a guess, which the next
+        measurement replaces.
+        """
+        rest = seconds - self.drafting(depth, batch)
+        if self._per_unread and not self._reading_is_guess:
+            self._per_unread *= math.exp(LEARNING_RATE * _surprise(rest, self.reading(tokens)))
+            return
+        self._per_unread = max(rest, LEAST) / tokens
+        self._reading_is_guess = not self.knows(batch)
 
 
 def _surprise(seconds: float, estimate: float) -> float:

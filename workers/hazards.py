@@ -9,18 +9,22 @@ from collections.abc import Sequence
 
 PRIOR_WEIGHT = 16.0  # observations that a new sequence is taken to have seen, of what all sequences see on average
 MEMORY = 0.98  # of an observation's weight that is left after the next one: about fifty count
+UNLIKELY = 0.001  # chance of a run of hits that is not put down to chance
 
 
 class Hazards:
     """How often trees hold the next token at each depth, given that they held all before it.
 
-    What is beyond the end of a run was not put to the test and teaches nothing.
+    What is beyond the end of a run was not put to the test and teaches nothing. Guesses that were bad are seldom asked
+    for, so a few that hit one after another do away with all that was known before. If they were good, there are enough
+    of them to find out.
     """
 
     def __init__(self, prior: Hazards | None = None) -> None:
         self._prior = prior
         self._hits: list[float] = []
         self._tries: list[float] = []
+        self._streak: list[int] = []  # hits since the last miss
 
     def rate(self, depth: int) -> float:
         """At ``depth`` of 1 and more."""
@@ -39,6 +43,11 @@ class Hazards:
             if depth == len(self._tries):
                 self._hits.append(0.0)
                 self._tries.append(0.0)
+                self._streak.append(0)
             if hit is not None:
+                streak = self._streak[depth] = self._streak[depth] + 1 if hit else 0
+                if self.rate(depth + 1) ** streak < UNLIKELY:
+                    self._hits[depth] = self._tries[depth] = streak
+                    continue
                 self._hits[depth] = MEMORY * self._hits[depth] + hit
                 self._tries[depth] = MEMORY * self._tries[depth] + 1

@@ -116,19 +116,30 @@ def test_a_drafter_that_has_become_slow_is_slow_at_every_depth() -> None:
 def test_reading_is_priced_by_the_token() -> None:
     costs = make_costs()
     assert costs.reading(100) == 0.0
-    costs.observe_reading(100, 0.2)
+    costs.observe_drafting(1, 1, 0.1)
+    costs.observe_reading(1, 1, 100, 0.3)
     assert costs.reading(1000) == pytest.approx(2.0)
     for _ in range(60):
-        costs.observe_reading(50, 0.2)
+        costs.observe_reading(1, 1, 50, 0.3)
     assert costs.reading(100) == pytest.approx(0.4, rel=0.01)
+
+
+def test_what_many_drafts_take_is_not_taken_for_the_price_of_reading() -> None:
+    """It was wherever many began at once, and was believed for thousands of steps, in which they were not asked."""
+    costs = make_costs()
+    costs.observe_drafting(1, 1, 0.001)
+    costs.observe_reading(1, 16, 1000, 0.036)
+    assert costs.reading(1000) == pytest.approx(0.035)
+    costs.observe_reading(1, 1, 100, 0.003)
+    assert costs.reading(1000) == pytest.approx(0.020)
 
 
 def test_a_clock_that_stands_still_or_goes_back_makes_no_price_that_cannot_be_corrected() -> None:
     costs = make_costs(r1=0.0)
     costs.observe_drafting(1, 1, -1.0)
-    costs.observe_reading(10, -1.0)
+    costs.observe_reading(1, 1, 10, -1.0)
     for _ in range(400):
         costs.observe_verifying(1, 0, 1.0)
         costs.observe_drafting(1, 1, 1.0)
-        costs.observe_reading(10, 1.0)
+        costs.observe_reading(1, 1, 10, 2.0)
     assert (costs.verifying(1, 0), costs.drafting(1, 1), costs.reading(10)) == pytest.approx((1, 1, 1), rel=0.01)

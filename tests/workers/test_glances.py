@@ -55,11 +55,6 @@ def test_without_a_promise_others_stand_alone() -> None:
     assert NOTHING.tokens_with([0.5, 0.5]) == [0.0, 0.5, 0.75]
 
 
-def test_outlooks_are_averaged_depth_by_depth() -> None:
-    assert Outlook((0.8, 0.4)).towards(Outlook((0.4,)), 0.5).reach == pytest.approx((0.6, 0.2))
-    assert NOTHING.towards(Outlook((0.4,)), 0.5).reach == pytest.approx((0.2,))
-
-
 # ── whom they are asked about ────────────────────────────────────────────────────────────────────────────────────────
 
 

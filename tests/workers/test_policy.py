@@ -185,6 +185,26 @@ def test_unknown_depths_are_taken_to_be_like_the_one_before() -> None:
     assert hazards.rate(5) == pytest.approx(1.0, abs=0.02)
 
 
+def test_a_few_hits_in_a_row_do_away_with_a_bad_name() -> None:
+    """Bad guesses are seldom asked for, so it took hundreds of steps until good ones were believed."""
+    hazards = Hazards()
+    for _ in range(300):
+        hazards.learn([False])
+    for _ in range(4):
+        hazards.learn([True])
+    assert hazards.rate(1) > 0.8
+    hazards.learn([False])
+    assert hazards.rate(1) < 0.8
+
+
+def test_hits_and_misses_that_take_turns_are_no_news() -> None:
+    hazards = Hazards()
+    for _ in range(300):
+        hazards.learn([True])
+        hazards.learn([False])
+        assert 0.2 < hazards.rate(1) < 0.8
+
+
 def test_a_new_sequence_begins_with_what_all_have_seen() -> None:
     everybody = Hazards()
     for _ in range(300):
@@ -232,6 +252,15 @@ def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
     }
     adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
     assert adaptive >= 0.97 * max(fixed.values()), fixed
+
+
+@pytest.mark.parametrize(("per_level", "depth"), [(0.60, 3), (0.65, 2)])
+def test_drafts_that_take_a_little_longer_than_expected_are_not_in_vain(per_level: float, depth: int) -> None:
+    """The bound on the time between tokens was then missed by anything, so nothing of what they said was verified."""
+    policy = make_policy(1, 1, 1, 1, drafting=per_level, max_stretch=3.0)
+    for _ in range(300):
+        policy._experience._all.learn([True, True, True])
+    assert [asked.limits.max_draft for asked in limit(policy, [request()], ALONE)] == [depth]
 
 
 def test_a_long_first_prompt_does_not_make_guesses_look_dear() -> None:

@@ -29,7 +29,7 @@ def test_no_fixed_setting_is_better_at_any_stage(results: Sequence[Result]) -> N
 def test_nobody_waits_longer_than_the_bound(results: Sequence[Result]) -> None:
     """When lanes changed, whoever was in the second one waited for a draft and two passes with guesses."""
     for result in results:
-        assert result.stretch <= STRETCH, result.data
+        assert result.stretch <= STRETCH * (1 + 1e-9), result.data
 
 
 def test_the_settings_follow_the_script(results: Sequence[Result]) -> None:
