@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
     from workers.measuring.contest import Contestant, Scores
 
 READY_S = 180.0
+PORTS = range(20000, 30000)  # Ray's own workers have those below, the system gives away those above
 CONTEXT = 256  # tokens before the rows that are timed
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody has, and that neither the system nor Ray gives to anybody while a service starts."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port between {PORTS[0]} and {PORTS[-1]} is free")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -35,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def connected(server: Server) -> bool:
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
     return 'draftree_remote_connected{reason=""} 1.0' in text
 
 
@@ -65,10 +66,10 @@ def test_a_lost_drafter_changes_no_text_and_comes_back(server: Server, blow: sig
     assert pid is not None
     texts: dict[int, str] = {}
     threads = [threading.Thread(target=lambda seed=seed: texts.update({seed: say(server, seed)})) for seed in range(4)]
+    asked = server.metric("draftree_remote_questions_total")
     for thread in threads:
         thread.start()
-    asked = server.metric("draftree_remote_questions_total")
-    eventually(lambda: server.metric("draftree_remote_questions_total") > asked, 10)
+    eventually(lambda: server.metric("draftree_remote_questions_total") > asked, 30)
     os.kill(pid, blow)
     for thread in threads:
         thread.join(60)
@@ -82,4 +83,5 @@ def test_a_lost_drafter_changes_no_text_and_comes_back(server: Server, blow: sig
 
     eventually(drafts, 60)
     if blow == signal.SIGSTOP:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # Serve has done so
+            os.kill(pid, signal.SIGKILL)

@@ -30,12 +30,14 @@ def generation(**changes: object) -> Generation:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def router(fleet: ScriptedFleet, metrics: RequestMetrics | None = None) -> Router:
-    return Router(fleet, TEXT, Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END})), metrics, PATIENCE)
+def router(fleet: ScriptedFleet, metrics: RequestMetrics | None = None, patience: Patience = PATIENCE) -> Router:
+    return Router(fleet, TEXT, Limits(MAX_MODEL_LEN, VOCAB_SIZE, frozenset({END})), metrics, patience)
 
 
-async def pieces(fleet: ScriptedFleet, wanted: Generation, metrics: RequestMetrics | None = None) -> list[Piece]:
-    asked = router(fleet, metrics)
+async def pieces(
+    fleet: ScriptedFleet, wanted: Generation, metrics: RequestMetrics | None = None, patience: Patience = PATIENCE
+) -> list[Piece]:
+    asked = router(fleet, metrics, patience)
     return [piece async for piece in asked.generate(wanted, asked.admit(wanted))]
 
 
@@ -191,13 +193,14 @@ async def test_an_engine_that_goes_on_is_not_given_up() -> None:
     class Busy(ScriptedFleet):
         async def _write(self, name: str, request: Request):  # type: ignore[no-untyped-def]
             for _ in range(8):
-                await asyncio.sleep(PATIENCE.stall_s / 4)
+                await asyncio.sleep(patience.stall_s / 4)
                 yield Progress(request.id, ())
             async for progress in super()._write(name, request):
                 yield progress
 
+    patience = replace(PATIENCE, stall_s=0.5)
     fleet = Busy(IDS)
-    found = await pieces(fleet, generation())
+    found = await pieces(fleet, generation(), patience=patience)
     assert end_of(found)[0] == TEXT.decode(IDS)
     assert len(fleet.attempts) == 1
     assert all(piece.text or piece.finish for piece in found), "signs of life are not the client's"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -77,8 +78,8 @@ def two_engines() -> Iterator[TwoEngines]:
             engine.check_integrity()
 
 
-async def written(pair: TwoEngines, number: int, sampling: SamplingParams) -> list[int]:
-    replays = Replays(pair, RequestMetrics(), PATIENCE)
+async def written(pair: TwoEngines, number: int, sampling: SamplingParams, patience: Patience = PATIENCE) -> list[int]:
+    replays = Replays(pair, RequestMetrics(), patience)
     request = Request(f"r{number}", PROMPT, sampling, LENGTH)
     return [token async for run in replays.generate(request) for token in run.tokens]
 
@@ -109,7 +110,9 @@ async def test_a_frozen_engine_that_wakes_finds_its_request_gone() -> None:
                 wake.wait(10)
 
         pair.verifiers["a"].on_forward = freeze
-        assert await written(pair, 0, SAMPLINGS[1]) == list(plain_decoding(PROMPT, SAMPLINGS[1], LENGTH))
+        assert await written(pair, 0, SAMPLINGS[1], replace(PATIENCE, stall_s=1)) == list(
+            plain_decoding(PROMPT, SAMPLINGS[1], LENGTH)
+        )
         assert frozen.is_set()
         assert not idle(pair.engines["a"])
         wake.set()

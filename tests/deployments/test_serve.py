@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,11 +22,13 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from deployments.autoscaling import VERIFIER
+from deployments.bench import free_port
 from tests.deployments.tiny import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+AT_ONCE_S = 18.0  # less than a silent rank is waited for
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "abcabcabcabc"}]
 
 
@@ -42,9 +43,19 @@ class Server:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def metric(self, name: str) -> float:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
+        (value,) = self.metrics(name)
+        return value
+
+    def metrics(self, *names: str) -> list[float]:
+        """As of one moment. A verifier that was late with its figures is asked again."""
+        deadline = time.monotonic() + 60
+        while True:
+            text = httpx.get(f"{self.url}/metrics", timeout=60).text
+            found = [re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE) for name in names]
+            if all(found) or time.monotonic() > deadline:
+                assert all(found), names
+                return [float(each[1]) for each in found if each]
+            time.sleep(0.1)
 
     @property
     def applications(self) -> str:
@@ -64,12 +75,6 @@ class Server:
         }
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def eventually(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -79,9 +84,21 @@ def eventually(condition: Callable[[], bool], timeout_s: float) -> None:
 
 def healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def started(config: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ray.serve.scripts", "run", str(config)],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"RAY_ADDRESS": "local"},
+        )
 
 
 @contextmanager
@@ -92,19 +109,14 @@ def serving(folder: Path, **settings: Any) -> Iterator[Server]:
     settings = {"model": str(make_tiny_model(folder / "tiny")), "page_size": 4, "max_draft": 3, **settings}
     config["applications"][0]["args"] = settings
     (folder / "serve.yaml").write_text(yaml.safe_dump(config))
-    log = folder / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ray.serve.scripts", "run", str(folder / "serve.yaml")],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | {"RAY_ADDRESS": "local"},
-        )
-    url = f"http://127.0.0.1:{config['http_options']['port']}"
+    log, url = folder / "log", f"http://127.0.0.1:{config['http_options']['port']}"
+    process = started(folder / "serve.yaml", log)
     try:
         eventually(lambda: healthy(url) or process.poll() is not None, 300)
+        if process.poll() is not None and "timed out during startup" in log.read_text():
+            # Ray waits for itself for half a minute, however busy the machine is.
+            process = started(folder / "serve.yaml", log)
+            eventually(lambda: healthy(url) or process.poll() is not None, 300)
         assert process.poll() is None, log.read_text()
         found = re.search(r"dashboard at \S*(http://[\d.:]+)", log.read_text())
         assert found, log.read_text()
@@ -170,17 +182,26 @@ def test_refusals_keep_their_shape_through_serve(server: Server) -> None:
 def test_closed_connections_free_their_sequences(server: Server, stream: bool) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 240, "ignore_eos": True, "stream": stream}
     aborted = 'draftree_finished_total{reason="abort"}'
-    before = server.metric(aborted)
-    for _ in range(5):
+
+    def leave() -> None:
         if stream:
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
                 next(answer.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(5, read=0.05))
-    eventually(lambda: server.metric("draftree_running") + server.metric("draftree_waiting") == 0, 5)
-    assert server.metric(aborted) > before
-    assert server.metric('draftree_kv_pages{state="used"}') == 0
+
+    def left() -> bool:
+        """One of those that were left had come as far as the engine."""
+        leave()
+        return server.metric(aborted) >= before + 1
+
+    before = server.metric(aborted)
+    for _ in range(4):
+        leave()
+    eventually(left, 30)
+    held = ("draftree_running", "draftree_waiting", 'draftree_kv_pages{state="used"}')
+    eventually(lambda: sum(server.metrics(*held)) == 0, 30)
 
 
 def test_a_wrong_setting_in_yaml_is_one_sentence_in_the_status(server: Server) -> None:
@@ -211,14 +232,22 @@ def test_a_stream_waits_for_a_lost_verifier_to_come_back(server: Server) -> None
         )
         return (chunk.choices[0].text for chunk in chunks)
 
+    def replays() -> int:
+        text = httpx.get(f"{server.url}/metrics", timeout=60).text
+        return sum(line.startswith('draftree_replays_total{reason="lost"} ') for line in text.splitlines())
+
     with server.client() as client:
         truth = "".join(stream(client))
-        pid, texts = verifier_pid(server), stream(client)
-        first = next(texts)
-        os.kill(pid, signal.SIGKILL)
-        assert first + "".join(texts) == truth
-    assert server.metric('draftree_replays_total{reason="lost"}') == 1
-    assert server.metric('draftree_kv_pages{state="used"}') == 0
+        for _ in range(5):  # on a busy machine the text may be there before the verifier is lost
+            eventually(lambda: bool(server.running(VERIFIER)), 60)
+            pid, texts = verifier_pid(server), stream(client)
+            first = next(texts)
+            os.kill(pid, signal.SIGKILL)
+            assert first + "".join(texts) == truth
+            if replays():
+                break
+    assert replays()
+    eventually(lambda: server.metric('draftree_kv_pages{state="used"}') == 0, 60)
 
 
 def rank_pids(server: Server) -> list[int]:
@@ -252,19 +281,19 @@ def test_a_verifier_on_three_ranks_is_replaced_as_a_whole(server: Server, tmp_pa
         assert len(first) == 2
         assert answer(client) == expected
         os.kill(first[1], signal.SIGKILL)
-        eventually(lambda: not healthy(parallel.url), 10)
+        eventually(lambda: not healthy(parallel.url), AT_ONCE_S)
         eventually(lambda: healthy(parallel.url), 90)
         assert answer(client) == expected
         second = rank_pids(parallel)
         assert len(second) == 2
-        assert not any(is_alive(pid) for pid in first)
+        eventually(lambda: not any(is_alive(pid) for pid in first), 30)
 
         os.kill(verifier_pid(parallel), signal.SIGKILL)  # rank 0
-        eventually(lambda: not healthy(parallel.url), 10)
+        eventually(lambda: not healthy(parallel.url), AT_ONCE_S)
         eventually(lambda: healthy(parallel.url), 90)
         assert answer(client) == expected
         third = rank_pids(parallel)
         assert len(third) == 2
-        assert not any(is_alive(pid) for pid in second)
-        assert sorted(groups(parallel)) == ["CREATED", "REMOVED", "REMOVED"]
+        eventually(lambda: not any(is_alive(pid) for pid in second), 30)
+        eventually(lambda: sorted(groups(parallel)) == ["CREATED", "REMOVED", "REMOVED"], 30)
     eventually(lambda: not any(is_alive(pid) for pid in third), 20)

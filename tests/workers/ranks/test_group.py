@@ -109,10 +109,15 @@ def test_three_processes_say_what_one_says_until_one_is_killed(tiny: str, engine
 def test_a_frozen_process_ends_its_requests_in_time(engine: Engine) -> None:
     assert isinstance(engine.verifier, Verifier)
     engine.verifier.model.ranks.limit_s = 1.0
-    heard: list[Progress] = []
-    engine.submit(WITHOUT_END, heard.append)
+    frozen, heard = rank_pids()[0], list[Progress]()
+
+    def listen(progress: Progress) -> None:
+        heard.append(progress)
+        if len(heard) == 1:  # before the next step, on the thread that would take it
+            os.kill(frozen, signal.SIGSTOP)
+
+    engine.submit(WITHOUT_END, listen)
     eventually(lambda: heard)
-    os.kill(rank_pids()[0], signal.SIGSTOP)
     eventually(lambda: heard[-1].finish)
     assert heard[-1].finish == "error"
     assert "gone or silent" in str(heard[-1].error)
@@ -145,8 +150,11 @@ def test_ranks_end_with_a_rank_0_that_is_killed(tiny: str, tmp_path: Path) -> No
 
 def is_alive(pid: int) -> bool:
     """A zombie is not; where nobody reaps them, orphans remain as such."""
-    status = Path(f"/proc/{pid}/status")
-    return status.is_file() and not re.search(r"^State:\s+Z", status.read_text(), re.MULTILINE)
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return not re.search(r"^State:\s+Z", status, re.MULTILINE)
 
 
 @pytest.mark.slow
