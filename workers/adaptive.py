@@ -24,10 +24,12 @@ from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
 MIN_PROBE_INTERVAL = 2  # steps, for each sequence
-MUCH_TEXT = 64  # tokens; how long it took to read fewer cannot be told from the time that guessing took
+MUCH_TEXT = (
+    64  # tokens of one sequence; to read fewer takes no longer than guesses vary, to read more tells what it costs
+)
 LEAST_ANSWERED = 0.01
 AT_ONCE = 0.01  # of a pass
-SURPRISE = 1.1  # drafts that take so many times as long still keep the bound; or they would be in vain
+SLACK = 1.1  # drafts that take so many times as long still keep the bound; or they would be in vain
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
@@ -47,6 +49,7 @@ class _Prospect(NamedTuple):
     sequence: int
     tokens: Sequence[float]  # to expect of trees of depth 0, 1, …
     rows: int  # of guesses that are there before anybody else is asked
+    entering: float  # seconds to read what others have not seen, shared by all steps to come
 
     def total(self, depth: int) -> float:
         """Tokens."""
@@ -76,7 +79,7 @@ class AdaptivePolicy:
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
-        self._others: Sequence[_Prospect] = ()  # those of the step before: in two lanes, of the other one
+        self._others: Sequence[_Prospect] | None = None  # in two lanes, those of the other one's last step
 
     @property
     def lanes(self) -> int:
@@ -149,6 +152,8 @@ class AdaptivePolicy:
     def start_over(self) -> None:
         self._experience.start_over()
         self._glances = Glances()
+        self._choice.start_over()
+        self._others = None
         self._answered = 1.0
         self.costs.forget_drafting()
 
@@ -166,15 +171,14 @@ class AdaptivePolicy:
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
         if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(1, 0)):
             return
-        if unread > MUCH_TEXT:
+        if self._experience.longest_unread(requests) > MUCH_TEXT:
             if not hidden:
                 self.costs.observe_reading(depth, batch, unread, seconds)
             return
         self._answered += SLOWLY * (len(answered) / batch - self._answered)
         if not self.costs.knows(batch):  # so far that was a guess
             self._choice.start_over()
-        surprise = seconds / (drafting + reading) if drafting else 1.0
-        self.costs.observe_drafting(depth, batch, drafting * surprise if drafting else seconds)
+        self.costs.observe_drafting(depth, batch, max(seconds - reading, seconds / 2))
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)
@@ -190,27 +194,24 @@ class AdaptivePolicy:
         prospects = [self._prospect(request) for request in requests]
         self._weigh_lanes(prospects, load)
         forms = self._forms(prospects, load)
-        return forms[self._best(list(forms), load, SURPRISE)]
+        return forms[self._best(list(forms), load, SLACK)]
 
     def _prospect(self, request: DraftRequest) -> _Prospect:
         known = self._experience.of(request.sequence)
-        return _Prospect(request.sequence, known.expected(request.limits.max_draft), known.outlook.rows)
+        entering = self.costs.reading(known.unread) / self._experience.length_of(known)
+        return _Prospect(request.sequence, known.expected(request.limits.max_draft), known.outlook.rows, entering)
 
     def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
         """What the step could be."""
-        entering = {prospect.sequence: self._entering(prospect.sequence) for prospect in prospects}
         token_s = self._token_s(load)
         forms: _Forms = {_Form(0.0, 0, 0.0): {}, _Form(*_quick(prospects), 0.0): {}}
         for depth in range(1, max((len(prospect.tokens) for prospect in prospects), default=0)):
-            ranked = sorted(
-                prospects,
-                key=lambda each: (entering[each.sequence] - each.gain(depth) * token_s, -each.sequence),
-            )
+            ranked = sorted(prospects, key=lambda each: (each.entering - each.gain(depth) * token_s, -each.sequence))
             for count in _counts(len(ranked)):
                 asked, others = ranked[:count], ranked[count:]
                 # Where only some questions are answered, guesses cost as much as all the questions.
                 asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
-                drafting = asking + sum(entering[prospect.sequence] for prospect in asked)
+                drafting = asking + sum(prospect.entering for prospect in asked)
                 tokens = sum(prospect.total(depth) for prospect in asked)
                 rows = sum(max(depth, prospect.rows) for prospect in asked)
                 for more_tokens, more_rows in (_quick(others), (0.0, 0)):
@@ -229,6 +230,7 @@ class AdaptivePolicy:
             return
         if load.lanes > 1 and not decoding:  # whoever decodes is in the other lane for once
             return
+        others, self._others = self._others, prospects if load.lanes > 1 else None
         if decoding < 2:
             self._choice.leave()
             return
@@ -238,19 +240,13 @@ class AdaptivePolicy:
         if load.lanes == 1:
             of_whole, of_part = prospects, prospects[::2]
         else:
-            of_whole, of_part = [*prospects, *(self._others or prospects)], prospects
-        self._others = prospects
+            of_whole, of_part = [*prospects, *(prospects if others is None else others)], prospects
         one, two = self._best_pace(of_whole, whole), self._best_pace(of_part, part)
-        self._choice.weigh(one, Pace(two.tokens * decoding / half, 2 * two.seconds))
+        self._choice.weigh(Pace(one.tokens / decoding, one.seconds), Pace(two.tokens / half, 2 * two.seconds))
 
     def _best_pace(self, prospects: Sequence[_Prospect], load: Load) -> Pace:
-        forms = self._allowed(list(self._forms(prospects, load)), load, SURPRISE)
+        forms = self._allowed(list(self._forms(prospects, load)), load, SLACK)
         return max((self._pace(form, load) for form in forms), key=lambda pace: pace.rate)
-
-    def _entering(self, sequence: int) -> float:
-        """Seconds that it takes to read what drafters have not seen of the sequence, shared by all steps to come."""
-        known = self._experience.of(sequence)
-        return self.costs.reading(known.unread) / self._experience.length_of(known)
 
     def _probes(self, idle: Sequence[int], load: Load) -> dict[int, int]:
         """Those that shall draft, though it does not pay, to find out whether it has begun to. At depth 1.
@@ -270,7 +266,7 @@ class AdaptivePolicy:
                 return dict.fromkeys(due[:count], 1)
         return {}
 
-    def _best(self, forms: Sequence[_Form], load: Load, surprise: float = 1.0) -> _Form:
+    def _best(self, forms: Sequence[_Form], load: Load, slack: float = 1.0) -> _Form:
         """The form with the best yield.
 
         Prompt chunks are a cost that falls due anyway. So a second is priced at what the decoding sequences alone could
@@ -279,7 +275,7 @@ class AdaptivePolicy:
         plain = self.costs.verifying(load.rows, load.keys)
         if plain <= 0.0:  # nothing was measured yet: to guess is to find out
             return forms[-1]
-        allowed = self._allowed(forms, load, surprise)
+        allowed = self._allowed(forms, load, slack)
         rate = max(self._pace(form, load).rate for form in allowed)
 
         def surplus(form: _Form) -> float:
@@ -287,12 +283,12 @@ class AdaptivePolicy:
 
         return max(allowed, key=surplus)
 
-    def _allowed(self, forms: Sequence[_Form], load: Load, surprise: float) -> Sequence[_Form]:
+    def _allowed(self, forms: Sequence[_Form], load: Load, slack: float) -> Sequence[_Form]:
         """Those that keep the time between two tokens within its bound; in two lanes it is that of a step in each."""
         others = (load.lanes - 1) * load.decoding
         plain = self.costs.verifying(load.rows + others, load.keys + others * load.context)
         longest = self._max_stretch * plain / load.lanes
-        within = [form for form in forms if self._seconds(form, load, surprise) <= longest]
+        within = [form for form in forms if self._seconds(form, load, slack) <= longest]
         return within or forms[:1]
 
     def _pace(self, form: _Form, load: Load) -> Pace:
@@ -301,10 +297,10 @@ class AdaptivePolicy:
         seconds = _together(self.costs.verifying(rows, rows * load.context), form.drafting, load.lanes)
         return Pace(load.decoding + form.tokens, seconds)
 
-    def _seconds(self, form: _Form, load: Load, surprise: float = 1.0) -> float:
-        """If the drafts take ``surprise`` times what is expected."""
+    def _seconds(self, form: _Form, load: Load, slack: float = 1.0) -> float:
+        """If drafts take ``slack`` times what is expected."""
         keys = load.keys + form.rows * load.context
-        return _together(self.costs.verifying(load.rows + form.rows, keys), surprise * form.drafting, load.lanes)
+        return _together(self.costs.verifying(load.rows + form.rows, keys), slack * form.drafting, load.lanes)
 
 
 def _quick(prospects: Iterable[_Prospect]) -> tuple[float, int]:

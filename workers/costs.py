@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
+UNCERTAIN = 0.1  # of what drafts took: they vary by so much, which tells nothing about what was read before
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
 
 
@@ -105,8 +106,9 @@ class Costs:
         return _power_of_two(batch) in self._drafting
 
     def forget_drafting(self) -> None:
-        """As if no draft had been measured."""
+        """As if no draft had been measured; what reading costs is a guess then."""
         self._drafting.clear()
+        self._reading_is_guess = True
 
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
@@ -140,12 +142,15 @@ class Costs:
         What these take may not be known yet for so many sequences: then the price is a guess, which the next
         measurement replaces.
         """
-        rest = seconds - self.drafting(depth, batch)
+        known, drafting = self.knows(batch), self.drafting(depth, batch)
+        if seconds < drafting:
+            self.observe_drafting(depth, batch, seconds)
+        price = max(seconds - drafting, UNCERTAIN * seconds, LEAST) / tokens
         if self._per_unread and not self._reading_is_guess:
-            self._per_unread *= math.exp(LEARNING_RATE * _surprise(rest, self.reading(tokens)))
+            self._per_unread *= math.exp(LEARNING_RATE * _surprise(price, self._per_unread))
             return
-        self._per_unread = max(rest, LEAST) / tokens
-        self._reading_is_guess = not self.knows(batch)
+        self._per_unread = min(price, 2 * self._per_unread) if self._per_unread else price
+        self._reading_is_guess = not known
 
 
 def _surprise(seconds: float, estimate: float) -> float:

@@ -97,6 +97,13 @@ class Experience:
         """Tokens that others had to read before they could guess about these."""
         return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
 
+    def longest_unread(self, requests: Iterable[DraftRequest]) -> int:
+        """The most of these that belong to one of them."""
+        return max(
+            (self._known[request.sequence].reading for request in requests if request.sequence in self._known),
+            default=0,
+        )
+
     def length_of(self, known: Known) -> float:
         """Of the answer, in tokens: as long as answers are on average, or goes on for as long as it has been."""
         return max(1.0, self._length, known.length - known.prompt)

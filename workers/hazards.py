@@ -15,9 +15,8 @@ UNLIKELY = 0.001  # chance of a run of hits that is not put down to chance
 class Hazards:
     """How often trees hold the next token at each depth, given that they held all before it.
 
-    What is beyond the end of a run was not put to the test and teaches nothing. Guesses that were bad are seldom asked
-    for, so a few that hit one after another do away with all that was known before. If they were good, there are enough
-    of them to find out.
+    What is beyond the end of a run was not put to the test and teaches nothing. Bad guesses are seldom asked for, so a
+    few that hit one after another do away with what was seen before; good ones are, so their misses simply add up.
     """
 
     def __init__(self, prior: Hazards | None = None) -> None:
@@ -46,7 +45,8 @@ class Hazards:
                 self._streak.append(0)
             if hit is not None:
                 streak = self._streak[depth] = self._streak[depth] + 1 if hit else 0
-                if self.rate(depth + 1) ** streak < UNLIKELY:
+                rate = self.rate(depth + 1)
+                if streak > 1 and rate < 0.5 and rate**streak < UNLIKELY:
                     self._hits[depth] = self._tries[depth] = streak
                     continue
                 self._hits[depth] = MEMORY * self._hits[depth] + hit

@@ -2,9 +2,9 @@
 
 Prices say what each would make of a second; what two lanes really take shows only while there are two, since drafter
 and verifier may stand in one another's way. So two are tried where prices speak for them, and given up when they do not
-keep the promise; after each such failure it takes twice as many steps until they are tried again. What steps could be
-changes from one to the next, as with every text that copies itself for a while; it is their average that counts. Knows
-tokens, seconds and steps. Knows no sequences and no clock.
+keep the promise; after each such failure it takes twice as many steps until they are tried again. One step may be
+faster in one lane and the next in two, as where a text copies itself for a while; it is their average that counts.
+Knows tokens, seconds and steps. Knows no sequences and no clock.
 """
 
 from __future__ import annotations

@@ -129,9 +129,28 @@ def test_what_many_drafts_take_is_not_taken_for_the_price_of_reading() -> None:
     costs = make_costs()
     costs.observe_drafting(1, 1, 0.001)
     costs.observe_reading(1, 16, 1000, 0.036)
-    assert costs.reading(1000) == pytest.approx(0.035)
+    assert costs.reading(1000) == pytest.approx(0.035), "a guess, for want of better"
     costs.observe_reading(1, 1, 100, 0.003)
-    assert costs.reading(1000) == pytest.approx(0.020)
+    assert costs.reading(1000) == pytest.approx(0.020), "told by what is known"
+    costs.observe_reading(1, 1, 100, 0.011)
+    assert costs.reading(1000) < 0.022, "and no guess any more"
+
+
+def test_a_guess_may_be_wrong_by_much_but_no_hiccup_makes_it_so_again() -> None:
+    costs = make_costs()
+    costs.observe_reading(1, 1, 100, 0.001)
+    costs.observe_reading(1, 1, 100, 1.0)
+    assert costs.reading(100) == pytest.approx(0.002)
+
+
+def test_drafts_that_were_dear_are_cheap_if_they_take_less_with_much_to_read() -> None:
+    """Nothing else was learnt about them where each was preceded by much text."""
+    costs = make_costs()
+    costs.observe_drafting(1, 1, 0.05)
+    for _ in range(60):
+        costs.observe_reading(1, 1, 100, 0.001)
+    assert costs.drafting(1, 1) < 0.002
+    assert 0 < costs.reading(100) < 0.001
 
 
 def test_a_clock_that_stands_still_or_goes_back_makes_no_price_that_cannot_be_corrected() -> None:

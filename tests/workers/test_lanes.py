@@ -314,7 +314,7 @@ def test_a_lane_that_is_empty_for_a_moment_does_not_end_two() -> None:
     for sequence in engine.inbox.live:
         if sequence.number not in there:
             engine.abort(sequence.request.id)
-    for _ in range(4):
+    for _ in range(2):
         engine.step()
         assert engine.policy.lanes == 2
     assert len(engine.scheduler.running) == len(there) >= 3
@@ -359,10 +359,29 @@ def test_what_failed_once_may_succeed_later() -> None:
 def test_two_lanes_end_when_prices_change() -> None:
     choice = LaneChoice(2)
     steps_in_two(choice, 2 * MEMORY, 1.0, 1.5, 1.0)
-    assert 0 < steps_in_two(choice, 4 * MEMORY, 1.0, 0.9, 1.0) < 3 * MEMORY
+    for _ in range(3 * MEMORY):
+        if choice.number == 2:
+            steps_in_two(choice, 1, 1.0, 0.9, 1.0)
     assert choice.number == 1
+    assert MEMORY < FIRST_REST
     steps_in_two(choice, MEMORY, 1.0, 1.5, 1.0)
     assert choice.number == 2, "which was no failure"
+
+
+def test_a_small_difference_changes_nothing_either_way() -> None:
+    choice = LaneChoice(2)
+    steps_in_two(choice, 1, 1.0, 1.5, 1.0)
+    assert steps_in_two(choice, 200, 1.0, 0.98, 1.0) == 200
+    choice.leave()
+    assert steps_in_two(choice, 200, 1.0, 1.02, 1.0) == 0
+
+
+def test_what_was_weighed_before_is_forgotten_with_the_prices_that_it_was_weighed_by() -> None:
+    choice = LaneChoice(2)
+    steps_in_two(choice, 200, 1.0, 0.5, 1.0)
+    choice.start_over()
+    steps_in_two(choice, 1, 1.0, 1.1, 1.0)
+    assert choice.number == 2
 
 
 def test_it_is_the_average_over_texts_that_counts() -> None:
@@ -370,10 +389,10 @@ def test_it_is_the_average_over_texts_that_counts() -> None:
     choice, numbers = LaneChoice(2), []
     for num_steps in range(400):
         easy = num_steps // 5 % 2 == 0
-        choice.weigh(Pace(9.0, 1.5) if easy else Pace(4.0, 2.0), Pace(9.0, 2.5))
+        choice.weigh(Pace(8.0, 1.0) if easy else Pace(2.0, 1.0), Pace(12.0, 1.0) if easy else Pace(4.0, 3.0))
         numbers.append(choice.number)
-    # 13 tokens in 3.5 s, or 18 in 5 s: one lane by a little, though two are nearly twice as fast every other time.
-    assert set(numbers[20:]) == {1}
+    # Ten tokens in 2 s, or sixteen in 4 s, though on average of 10 and 4/3 tokens a second two lanes are faster.
+    assert set(numbers[100:]) == {1}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -389,4 +408,4 @@ def test_with_texts_that_copy_themselves_nothing_is_lost(price: Price, drafting:
         world.tokens_per_s(count, 120)
         return world.tokens_per_s(count, 240)
 
-    assert rate(2) >= 0.97 * rate(1)
+    assert rate(2) >= 0.95 * rate(1)

@@ -301,7 +301,7 @@ def test_a_drafter_that_takes_its_time_and_says_nothing_is_asked_no_more(count: 
     assert rate(guessing=True) >= 0.97 * rate(guessing=False)
 
 
-@pytest.mark.parametrize("length", [4, 20])
+@pytest.mark.parametrize("length", [4, 20, 400])
 def test_a_drafter_that_was_dear_is_found_to_be_cheap_though_all_answers_are_short(length: int) -> None:
     """Each sequence counted its own steps up to its probe, and ended before."""
     world = make_world(staircase, 0.9, 0.05, 4, adaptive=True)
