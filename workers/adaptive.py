@@ -10,7 +10,8 @@ probabilities, counts and prices. Knows no tensors, no pages and no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from drafter.base import CATCH_UP_ROWS, DraftRequest
@@ -33,16 +34,20 @@ SLACK = 1.1  # drafts that take so many times as long still keep the bound; or t
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(NamedTuple):
     """A form that the step could take."""
 
     tokens: float  # accepted guesses to expect
     rows: int  # of guesses
     drafting: float  # seconds
 
-
-_Forms = dict[_Form, dict[int, int]]  # and for each, how deep which sequences draft then
+    def where_these_draft(self, asked: Sequence[_Prospect], depth: int) -> _Form:
+        """Besides. What it takes to ask them is not in it, only what they read first."""
+        return _Form(
+            self.tokens + sum(each.total(depth) for each in asked),
+            self.rows + sum(max(depth, each.rows) for each in asked),
+            self.drafting + sum(each.entering for each in asked),
+        )
 
 
 class _Prospect(NamedTuple):
@@ -58,6 +63,9 @@ class _Prospect(NamedTuple):
     def gain(self, depth: int) -> float:
         """Tokens, over asking nobody else."""
         return self.total(depth) - self.tokens[0]
+
+
+_Forms = dict[_Form, tuple[Sequence[_Prospect], int]]  # and for each, who draft then, and how deep
 
 
 class AdaptivePolicy:
@@ -194,7 +202,8 @@ class AdaptivePolicy:
         prospects = [self._prospect(request) for request in requests]
         self._weigh_lanes(prospects, load)
         forms = self._forms(prospects, load)
-        return forms[self._best(list(forms), load, SLACK)]
+        asked, depth = forms[self._best(list(forms), load, SLACK)]
+        return {prospect.sequence: depth for prospect in asked}
 
     def _prospect(self, request: DraftRequest) -> _Prospect:
         known = self._experience.of(request.sequence)
@@ -204,19 +213,17 @@ class AdaptivePolicy:
     def _forms(self, prospects: Sequence[_Prospect], load: Load) -> _Forms:
         """What the step could be."""
         token_s = self._token_s(load)
-        forms: _Forms = {_Form(0.0, 0, 0.0): {}, _Form(*_quick(prospects), 0.0): {}}
+        forms: _Forms = {_Form(0.0, 0, 0.0): ((), 0), _Form(*_quick(prospects), 0.0): ((), 0)}
         for depth in range(1, max((len(prospect.tokens) for prospect in prospects), default=0)):
             ranked = sorted(prospects, key=lambda each: (each.entering - each.gain(depth) * token_s, -each.sequence))
-            for count in _counts(len(ranked)):
-                asked, others = ranked[:count], ranked[count:]
+            known = _Form(0.0, 0, 0.0)
+            for start, count in pairwise((0, *_counts(len(ranked)))):
+                known = known.where_these_draft(ranked[start:count], depth)
                 # Where only some questions are answered, guesses cost as much as all the questions.
                 asking = self.costs.drafting(depth, count) / max(LEAST_ANSWERED, self._answered)
-                drafting = asking + sum(prospect.entering for prospect in asked)
-                tokens = sum(prospect.total(depth) for prospect in asked)
-                rows = sum(max(depth, prospect.rows) for prospect in asked)
-                for more_tokens, more_rows in (_quick(others), (0.0, 0)):
-                    form = _Form(tokens + more_tokens, rows + more_rows, drafting)
-                    forms.setdefault(form, {prospect.sequence: depth for prospect in asked})
+                for more_tokens, more_rows in (_quick(ranked[count:]), (0.0, 0)):
+                    form = _Form(known.tokens + more_tokens, known.rows + more_rows, known.drafting + asking)
+                    forms.setdefault(form, (ranked[:count], depth))
         return forms
 
     def _token_s(self, load: Load) -> float:

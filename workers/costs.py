@@ -164,6 +164,8 @@ def _power_of_two(count: int) -> int:
 
 def _between(known: Mapping[int, float], at: int) -> float:
     """Piecewise linear through the known points, and level outside of them."""
+    if at in known:
+        return known[at]
     counts = sorted(known)
     if not counts:
         return 0.0

@@ -50,7 +50,7 @@ class Known:
 
     def expected(self, depth: int) -> list[float]:
         """Accepted tokens to expect if others guess to depth 0, 1, … ``depth``, beside the quick ones."""
-        return self.outlook.tokens_with(self.hazards.rate(level) for level in range(1, depth + 1))
+        return self.outlook.tokens_with(self.hazards.rates(depth))
 
     def read_on(self, most: int) -> int:
         """Others are asked. Returns how many tokens they read first."""

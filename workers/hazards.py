@@ -25,16 +25,20 @@ class Hazards:
         self._tries: list[float] = []
         self._streak: list[int] = []  # hits since the last miss
 
+    def rates(self, depth: int) -> list[float]:
+        """At depth 1, 2, … ``depth``. Before anything is known of one: what holds at the depth before."""
+        priors = self._prior.rates(depth) if self._prior else None
+        rates: list[float] = []
+        for level in range(depth):
+            rate, weight = (priors[level], PRIOR_WEIGHT) if priors else (rates[-1] if rates else 0.5, 1.0)
+            if level < len(self._tries):
+                rate = (self._hits[level] + weight * rate) / (self._tries[level] + weight)
+            rates.append(rate)
+        return rates
+
     def rate(self, depth: int) -> float:
         """At ``depth`` of 1 and more."""
-        prior, weight = (self._prior.rate(depth), PRIOR_WEIGHT) if self._prior else (self._guess(depth), 1.0)
-        if depth > len(self._tries):
-            return prior
-        return (self._hits[depth - 1] + weight * prior) / (self._tries[depth - 1] + weight)
-
-    def _guess(self, depth: int) -> float:
-        """Before anything is known of that depth: what holds at the depth before."""
-        return self.rate(depth - 1) if depth > 1 else 0.5
+        return self.rates(depth)[-1]
 
     def learn(self, outcomes: Sequence[bool | None]) -> None:
         """Whether the tree held the next token, depth by depth; None where that was not put to the test."""
