@@ -25,9 +25,8 @@ from workers.policy import Load
 
 PROBE_SHARE = 0.01  # of the time may go into finding out whether guessing has become worth while
 MIN_PROBE_INTERVAL = 2  # steps, for each sequence
-MUCH_TEXT = (
-    64  # tokens of one sequence; to read fewer takes no longer than guesses vary, to read more tells what it costs
-)
+# Tokens: to read fewer takes no longer than guesses vary, to read more tells what it costs.
+MUCH_TEXT = 64
 LEAST_ANSWERED = 0.01
 AT_ONCE = 0.01  # of a pass
 SLACK = 1.1  # drafts that take so many times as long still keep the bound; or they would be in vain
@@ -179,14 +178,17 @@ class AdaptivePolicy:
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
         if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(1, 0)):
             return
-        if self._experience.longest_unread(requests) > MUCH_TEXT:
+        if unread > MUCH_TEXT:
             if not hidden:
                 self.costs.observe_reading(depth, batch, unread, seconds)
+            if seconds < drafting and self.costs.knows(batch) and len(answered) == batch:  # with all that was read
+                self.costs.observe_drafting(depth, batch, seconds)
             return
         self._answered += SLOWLY * (len(answered) / batch - self._answered)
         if not self.costs.knows(batch):  # so far that was a guess
             self._choice.start_over()
-        self.costs.observe_drafting(depth, batch, max(seconds - reading, seconds / 2))
+        without = max(seconds - reading, seconds / 2)
+        self.costs.observe_drafting(depth, batch, min(without, drafting) if hidden and drafting else without)
 
     def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
         self.costs.observe_verifying(rows, keys, seconds)

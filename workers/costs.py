@@ -106,9 +106,9 @@ class Costs:
         return _power_of_two(batch) in self._drafting
 
     def forget_drafting(self) -> None:
-        """As if no draft had been measured; what reading costs is a guess then."""
+        """As if no draft had been measured, nor the reading before it."""
         self._drafting.clear()
-        self._reading_is_guess = True
+        self._per_unread = 0.0
 
     def observe_drafting(self, depth: int, batch: int, seconds: float) -> None:
         """Here too, what all depths and batches have become dearer by is kept apart."""
@@ -140,17 +140,14 @@ class Costs:
         """Of drafts before which so many tokens were read, and reading is what drafts alone do not take.
 
         What these take may not be known yet for so many sequences: then the price is a guess, which the next
-        measurement replaces.
+        measurement replaces; but no hiccup makes it more than twice as high.
         """
-        known, drafting = self.knows(batch), self.drafting(depth, batch)
-        if seconds < drafting:
-            self.observe_drafting(depth, batch, seconds)
-        price = max(seconds - drafting, UNCERTAIN * seconds, LEAST) / tokens
+        price = max(seconds - self.drafting(depth, batch), UNCERTAIN * seconds, LEAST) / tokens
         if self._per_unread and not self._reading_is_guess:
             self._per_unread *= math.exp(LEARNING_RATE * _surprise(price, self._per_unread))
             return
         self._per_unread = min(price, 2 * self._per_unread) if self._per_unread else price
-        self._reading_is_guess = not known
+        self._reading_is_guess = self._per_unread < price or not self.knows(batch)
 
 
 def _surprise(seconds: float, estimate: float) -> float:

@@ -15,6 +15,7 @@ from verifier.tree import TokenTree
 from workers.glances import NOTHING, SLOWLY, Outlook
 from workers.hazards import Hazards
 
+USUAL = 8  # tokens that a step leaves to be read: a part of every draft
 LENGTH = 100.0  # tokens of an answer, before any has ended
 
 
@@ -29,12 +30,13 @@ class Known:
     prompt: int = 0  # tokens that were there when it began to decode
     length: int = 0  # tokens that are there now
     read: int = 0  # of these, how many others have seen
-    reading: int = 0  # of these, how many they saw when they were asked last
+    reading: int = 0  # that they had to read when they were asked last, beyond the usual
     idle: int = 0  # steps since they were asked
 
     @property
     def unread(self) -> int:
-        return self.length - self.read
+        """Tokens, beyond those that are read before any draft."""
+        return max(0, self.length - self.read - USUAL)
 
     def see(self, length: int) -> None:
         """A step has come in which it may draft."""
@@ -54,9 +56,10 @@ class Known:
 
     def read_on(self, most: int) -> int:
         """Others are asked. Returns how many tokens they read first."""
-        self.reading = min(self.unread, most)
-        self.read, self.idle = self.read + self.reading, 0
-        return self.reading
+        num_read = min(self.length - self.read, most)
+        self.reading = max(0, num_read - USUAL)
+        self.read, self.idle = self.read + num_read, 0
+        return num_read
 
 
 class Experience:
@@ -94,15 +97,8 @@ class Experience:
         known.hazards.learn(outcomes)
 
     def unread(self, requests: Iterable[DraftRequest]) -> int:
-        """Tokens that others had to read before they could guess about these."""
+        """Tokens that others had to read before they could guess about these, beyond the usual."""
         return sum(self._known[request.sequence].reading for request in requests if request.sequence in self._known)
-
-    def longest_unread(self, requests: Iterable[DraftRequest]) -> int:
-        """The most of these that belong to one of them."""
-        return max(
-            (self._known[request.sequence].reading for request in requests if request.sequence in self._known),
-            default=0,
-        )
 
     def length_of(self, known: Known) -> float:
         """Of the answer, in tokens: as long as answers are on average, or goes on for as long as it has been."""

@@ -16,7 +16,7 @@ class Hazards:
     """How often trees hold the next token at each depth, given that they held all before it.
 
     What is beyond the end of a run was not put to the test and teaches nothing. Bad guesses are seldom asked for, so a
-    few that hit one after another do away with what was seen before; good ones are, so their misses simply add up.
+    few that hit one after another do away with what was seen before; of good ones there are so many that misses add up.
     """
 
     def __init__(self, prior: Hazards | None = None) -> None:

@@ -141,16 +141,18 @@ def test_a_guess_may_be_wrong_by_much_but_no_hiccup_makes_it_so_again() -> None:
     costs.observe_reading(1, 1, 100, 0.001)
     costs.observe_reading(1, 1, 100, 1.0)
     assert costs.reading(100) == pytest.approx(0.002)
+    costs.observe_drafting(1, 1, 0.0)
+    for _ in range(12):
+        costs.observe_reading(1, 1, 100, 1.0)
+    assert costs.reading(100) == pytest.approx(1.0, rel=0.1)
 
 
-def test_drafts_that_were_dear_are_cheap_if_they_take_less_with_much_to_read() -> None:
-    """Nothing else was learnt about them where each was preceded by much text."""
+def test_another_drafter_reads_at_a_price_of_its_own() -> None:
     costs = make_costs()
-    costs.observe_drafting(1, 1, 0.05)
-    for _ in range(60):
-        costs.observe_reading(1, 1, 100, 0.001)
-    assert costs.drafting(1, 1) < 0.002
-    assert 0 < costs.reading(100) < 0.001
+    costs.observe_drafting(1, 1, 0.001)
+    costs.observe_reading(1, 1, 100, 1.0)
+    costs.forget_drafting()
+    assert costs.reading(100) == 0.0
 
 
 def test_a_clock_that_stands_still_or_goes_back_makes_no_price_that_cannot_be_corrected() -> None:

@@ -391,7 +391,7 @@ def test_it_is_the_average_over_texts_that_counts() -> None:
         easy = num_steps // 5 % 2 == 0
         choice.weigh(Pace(8.0, 1.0) if easy else Pace(2.0, 1.0), Pace(12.0, 1.0) if easy else Pace(4.0, 3.0))
         numbers.append(choice.number)
-    # Ten tokens in 2 s, or sixteen in 4 s, though on average of 10 and 4/3 tokens a second two lanes are faster.
+    # Ten tokens in 2 s, or sixteen in 4 s, though 12 and 4/3 tokens a second are more on average than 8 and 2.
     assert set(numbers[100:]) == {1}
 
 

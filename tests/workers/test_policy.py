@@ -8,7 +8,7 @@ import pytest
 
 from drafter.base import DraftLimits, DraftRequest
 from drafter.scored import ScoredTree
-from tests.workers.worlds import Price, World, by_level, compute_bound, memory_bound, staircase
+from tests.workers.worlds import Price, World, by_guess, by_level, compute_bound, memory_bound, staircase
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.adaptive import AdaptivePolicy
@@ -197,6 +197,16 @@ def test_a_few_hits_in_a_row_do_away_with_a_bad_name() -> None:
     assert hazards.rate(1) < 0.8
 
 
+def test_good_guesses_that_turn_bad_are_found_out_however_long_they_were_good() -> None:
+    """Hundreds of hits in a row counted as hundreds, where no more than fifty are to."""
+    hazards = Hazards()
+    for _ in range(2000):
+        hazards.learn([True])
+    for _ in range(50):
+        hazards.learn([False])
+    assert hazards.rate(1) < 0.5
+
+
 def test_hits_and_misses_that_take_turns_are_no_news() -> None:
     hazards = Hazards()
     for _ in range(300):
@@ -252,6 +262,41 @@ def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
     }
     adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
     assert adaptive >= 0.97 * max(fixed.values()), fixed
+
+
+def test_drafts_for_many_are_priced_though_together_they_read_much() -> None:
+    """What sixteen leave to be read in a step passed for a long text, so such drafts were never priced."""
+    world = World.measured(memory_bound, p=1.0, drafting=by_guess(0.001), depth=5, adaptive=True, max_stretch=100.0)
+    world.tokens_per_s(16, 60)
+    assert world.engine.costs.drafting(5, 16) == pytest.approx(0.08, rel=0.2)
+
+
+def test_many_short_texts_are_not_taken_for_the_price_of_drafts() -> None:
+    """They were priced at all the text that was read before the first of them, and then bought no more."""
+    world = World.measured(staircase, p=0.9, drafting=by_level(0.003), depth=4, adaptive=True)
+    world.drafter.per_unread = 0.001
+    world.tokens_per_s(16, 60, num_prompt=60)
+    assert world.engine.costs.drafting(4, 16) < 0.05
+
+
+def test_a_draft_that_was_there_in_time_is_not_known_to_have_taken_longer() -> None:
+    policy = make_policy(1, 1, 1, 1, drafting=0.1)
+    limit(policy, [request()], ALONE)
+    policy._experience.of(0).reading = 60
+    policy.costs.observe_reading(1, 1, 60, 10.0)
+    policy.observe_drafting([request(max_draft=1)], 9.0, answered={0}, hidden=True)
+    assert policy.costs.drafting(1, 1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("answered", "price"), [({0}, 0.06), (set[int](), 0.1)])
+def test_what_draft_and_text_took_together_is_more_than_the_draft_takes(answered: set[int], price: float) -> None:
+    """Drafts for texts that were always read anew kept a price that had become too high, unless none was drafted."""
+    policy = make_policy(1, 1, 1, 1, drafting=0.1)
+    limit(policy, [request()], ALONE)
+    for _ in range(100):
+        policy._experience.of(0).reading = 100
+        policy.observe_drafting([request(max_draft=1)], 0.06, answered=answered)
+    assert policy.costs.drafting(1, 1) == pytest.approx(price, rel=0.1)
 
 
 @pytest.mark.parametrize(("per_level", "depth"), [(0.60, 3), (0.65, 2)])
