@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deployments.settings import Settings
 from drafter.base import DraftLimits
-from drafter.factory import DraftPlan, plan_drafter
+from drafter.factory import DraftPlan, check_name, plan_drafter
 from drafter.options import DraftOptions, parse_layer_ids
 from verifier.config import ModelConfig
 from verifier.device import DeviceName
@@ -43,6 +43,7 @@ def served_model(settings: Settings, report: Reporter = lambda line: None) -> Se
     """
     check_device(settings)
     check_drafters(settings)
+    check_name(settings.draft_model)
     path = locate_model(settings.model, report)
     config = Checkpoint.open(path).config
     spec = engine_spec(settings)

@@ -54,6 +54,7 @@ def plan_drafter(
             are joined cannot be.
         CheckpointError: what the folder holds does not fit the target, or is damaged.
     """
+    check_name(name)
     name = spelled_out(name, target)
     if name in NAMES:
         options.refuse_all(because=f"{name} is no draft network")
@@ -63,13 +64,22 @@ def plan_drafter(
         plan = _plan_medusa(path, target, options)
     elif (path / "config.json").is_file():
         plan = _plan_network(path, target, options)
-    elif "+" in name:
-        return _plan_united(name, target, options, model)
     else:
-        raise BadSetting("draft_model", name, f"one of: {ALL_NAMES}, or {FOLDERS}, or several joined by +")
+        return _plan_united(name, target, options, model)
     if model is not None:
         check_tokenizer(path, model, path.resolve().name, target.name)
     return plan
+
+
+def check_name(name: str) -> None:
+    """All that can be said about a name before there is a model, which may have to be fetched first.
+
+    Raises:
+        BadSetting: no drafter has that name, or that of a part of it, and there is no such folder.
+    """
+    for part in _split(name):
+        if part not in (AUTO, *NAMES, SHIPPED) and not _is_network(part):
+            raise BadSetting("draft_model", part, f"one of: {ALL_NAMES}, or {FOLDERS}, or several joined by +")
 
 
 def spelled_out(name: str, target: ModelConfig) -> str:
@@ -81,8 +91,16 @@ def parts_of(name: str, target: ModelConfig) -> list[str]:
     """The drafters that ``name`` joins, or the one that it names; a folder's name may have a "+" in it."""
     if name == AUTO:
         return [SHIPPED, "ngram"] if shipped_head(target) else ["ngram"]
-    is_folder = (written_path("draft_model", name) / "config.json").is_file()
-    return [name] if is_folder else sorted(part.strip() for part in name.split("+"))
+    return _split(name)
+
+
+def _split(name: str) -> list[str]:
+    return [name] if _is_network(name) else sorted(part.strip() for part in name.split("+"))
+
+
+def _is_network(name: str) -> bool:
+    path = written_path("draft_model", name)
+    return (path / "config.json").is_file() or is_medusa(path)
 
 
 def folder_of(name: str, target: ModelConfig) -> Path:

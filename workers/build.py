@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafter.base import DraftLimits
-from drafter.factory import DraftPlan, plan_drafter
+from drafter.factory import DraftPlan, check_name, plan_drafter
 from drafter.options import DraftOptions
 from verifier.config import ModelConfig
 from verifier.default_model import default_model_path
@@ -108,6 +108,7 @@ def build_engine(
     Raises:
         DraftreeError: a setting, the model or its files are not what they should be; in one sentence.
     """
+    check_name(spec.draft_model)
     path = locate_model(spec.model, report)
     model = Checkpoint.open(path).config
     plan = plan_guesses(spec, path, elsewhere)

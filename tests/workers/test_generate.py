@@ -245,11 +245,14 @@ def test_bad_input_is_one_line(run: Run, arguments: list[str], named: str) -> No
     assert named in err
 
 
-def test_bad_input_needs_no_model() -> None:
-    """From outside, as people see it: one line, no traceback, code 2, before torch is imported or a model loaded."""
+def test_bad_input_needs_no_model(tmp_path: Path) -> None:
+    """From outside, as people see it: one line, no traceback, code 2, before torch is imported or a model fetched."""
+    environment = {**os.environ, "DRAFTREE_CACHE": str(tmp_path)}
     for arguments in (["--draft-model", "nonsense", "--prompt", "x"], ["--model", "/nowhere", "--prompt", "x"]):
         command = [sys.executable, "-X", "importtime", "generate.py", *arguments]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         lines = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
         assert (result.returncode, result.stdout, len(lines)) == (2, "", 1)
         assert arguments[1] in lines[0]
