@@ -17,7 +17,7 @@ from typing import NamedTuple
 from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
-from workers.costs import Costs
+from workers.costs import Costs, Work
 from workers.experience import Experience
 from workers.glances import SLOWLY, Glances, bought
 from workers.lanes import LaneChoice, Pace
@@ -95,7 +95,7 @@ class AdaptivePolicy:
     def glance(self, requests: Sequence[DraftRequest], load: Load) -> list[DraftRequest]:
         for request in requests:
             self._experience.of(request.sequence).look_away()
-        step_s = self.costs.verifying(load.rows, load.keys)
+        step_s = self.costs.verifying(load.work)
         chosen = self._glances.choose([request.sequence for request in requests], self._token_s(load), step_s)
         return [request for request in requests if request.sequence in chosen]
 
@@ -135,7 +135,7 @@ class AdaptivePolicy:
         tokens = 0.0
         for rows, (negative, _, _) in enumerate(ranked, start=1):
             tokens -= negative
-            last_of_stair = self.costs.padded(load.rows + rows) == load.rows + rows or rows == len(ranked)
+            last_of_stair = self.costs.padded(load.work.rows + rows) == load.work.rows + rows or rows == len(ranked)
             if last_of_stair:
                 forms.append(_Form(tokens, rows, self._spent))
         counts = dict.fromkeys(trees, 0)
@@ -176,7 +176,7 @@ class AdaptivePolicy:
             seconds = min(seconds, drafting + reading)
         self._spent = seconds
         # A drafter that is not there says nothing, and at once. That is no price; to wait for nothing is one.
-        if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(1, 0)):
+        if not answered and seconds < (NO_TIME * (drafting + reading) or AT_ONCE * self.costs.verifying(Work(1))):
             return
         if unread > MUCH_TEXT:
             if not hidden:
@@ -190,14 +190,14 @@ class AdaptivePolicy:
         without = max(seconds - reading, seconds / 2)
         self.costs.observe_drafting(depth, batch, min(without, drafting) if hidden and drafting else without)
 
-    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
-        self.costs.observe_verifying(rows, keys, seconds)
+    def observe_verifying(self, work: Work, seconds: float) -> None:
+        self.costs.observe_verifying(work, seconds)
 
-    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
+    def observe_lap(self, requests: Sequence[DraftRequest], work: Work, seconds: float) -> None:
         drafting = self.costs.drafting(_deepest(requests), len(requests)) + self.costs.reading(
             self._experience.unread(requests)
         )
-        self._choice.observe(_together(self.costs.verifying(rows, keys), drafting, 2), seconds)
+        self._choice.observe(_together(self.costs.verifying(work), drafting, 2), seconds)
 
     def _worth_drafting(self, requests: Sequence[DraftRequest], load: Load) -> dict[int, int]:
         """Depth by sequence, of those that shall draft. A chain stands for the tree that is not known yet."""
@@ -230,12 +230,12 @@ class AdaptivePolicy:
 
     def _token_s(self, load: Load) -> float:
         """Seconds that a token takes without guesses; 0 before anything was measured."""
-        return self.costs.verifying(load.rows, load.keys) / max(1, load.decoding)
+        return self.costs.verifying(load.work) / max(1, load.decoding)
 
     def _weigh_lanes(self, prospects: Sequence[_Prospect], load: Load) -> None:
         """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
         decoding, context = load.decoding * load.lanes, load.context
-        if not self._choice.open or not self.costs.verifying(1, 0):
+        if not self._choice.open or not self.costs.verifying(Work(1)):
             return
         if load.lanes > 1 and not decoding:  # whoever decodes is in the other lane for once
             return
@@ -244,8 +244,8 @@ class AdaptivePolicy:
             self._choice.leave()
             return
         half = -(-decoding // 2)
-        whole = Load(decoding, decoding, decoding * context, context, 1)
-        part = Load(half, half, half * context, context, 2)
+        whole = Load(decoding, Work.of_roots(decoding, context), context, 1)
+        part = Load(half, Work.of_roots(half, context), context, 2)
         if load.lanes == 1:
             of_whole, of_part = prospects, prospects[::2]
         else:
@@ -266,7 +266,7 @@ class AdaptivePolicy:
         waiting = sorted(idle, key=lambda sequence: -self._experience.of(sequence).idle)
         due = [sequence for sequence in waiting if self._experience.of(sequence).idle >= MIN_PROBE_INTERVAL]
         if waiting:
-            self._saved += PROBE_SHARE * self.costs.verifying(load.rows, load.keys)
+            self._saved += PROBE_SHARE * self.costs.verifying(load.work)
         for count in reversed(_counts(len(due))):
             unread = sum(self._experience.of(sequence).unread for sequence in due[:count])
             price = self.costs.drafting(1, count) + self.costs.reading(unread)
@@ -281,7 +281,7 @@ class AdaptivePolicy:
         Prompt chunks are a cost that falls due anyway. So a second is priced at what the decoding sequences alone could
         make of it, and that form is best whose tokens exceed the price of its added seconds by most.
         """
-        plain = self.costs.verifying(load.rows, load.keys)
+        plain = self.costs.verifying(load.work)
         if plain <= 0.0:  # nothing was measured yet: to guess is to find out
             return forms[-1]
         allowed = self._allowed(forms, load, slack)
@@ -295,21 +295,21 @@ class AdaptivePolicy:
     def _allowed(self, forms: Sequence[_Form], load: Load, slack: float) -> Sequence[_Form]:
         """Those that keep the time between two tokens within its bound; in two lanes it is that of a step in each."""
         others = (load.lanes - 1) * load.decoding
-        plain = self.costs.verifying(load.rows + others, load.keys + others * load.context)
+        plain = self.costs.verifying(load.work.with_roots(others, load.context))
         longest = self._max_stretch * plain / load.lanes
         within = [form for form in forms if self._seconds(form, load, slack) <= longest]
         return within or forms[:1]
 
     def _pace(self, form: _Form, load: Load) -> Pace:
         """Of those that decode."""
-        rows = load.decoding + form.rows
-        seconds = _together(self.costs.verifying(rows, rows * load.context), form.drafting, load.lanes)
+        work = Work.of_roots(load.decoding, load.context).with_guesses(form.rows, load.context)
+        seconds = _together(self.costs.verifying(work), form.drafting, load.lanes)
         return Pace(load.decoding + form.tokens, seconds)
 
     def _seconds(self, form: _Form, load: Load, slack: float = 1.0) -> float:
         """If drafts take ``slack`` times what is expected."""
-        keys = load.keys + form.rows * load.context
-        return _together(self.costs.verifying(load.rows + form.rows, keys), slack * form.drafting, load.lanes)
+        work = load.work.with_guesses(form.rows, load.context)
+        return _together(self.costs.verifying(work), slack * form.drafting, load.lanes)
 
 
 def _quick(prospects: Iterable[_Prospect]) -> tuple[float, int]:

@@ -1,7 +1,7 @@
 """What a step costs, in seconds, as measured on this machine at this load.
 
-Three prices: of a forward pass by its rows and the keys that they attend to, of drafting by depth and batch, and of the
-text that has to be read for it. Knows counts and seconds. Knows no trees, no tokens and no clock.
+Three prices: of a forward pass by its rows and keys, of drafting by depth and batch, and of the text that has to be
+read for it. Knows counts and seconds. Knows no trees, no tokens and no clock.
 """
 
 from __future__ import annotations
@@ -10,11 +10,34 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 UNCERTAIN = 0.1  # of what drafts took: they vary by so much, which tells nothing about what was read before
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
+
+
+class Work(NamedTuple):
+    """What a forward pass has to do."""
+
+    rows: int
+    unscored: int = 0  # of these, prompt tokens that nothing is drawn after
+    read: int = 0  # keys; a sequence's are read once for all of its rows
+    pairs: int = 0  # of a row and a key that it attends to
+
+    @classmethod
+    def of_roots(cls, count: int, context: int) -> Work:
+        """For as many sequences one row each, which attends to ``context`` keys."""
+        return cls(count, 0, count * context, count * context)
+
+    def with_roots(self, count: int, context: int) -> Work:
+        more = count * context
+        return Work(self.rows + count, self.unscored, self.read + more, self.pairs + more)
+
+    def with_guesses(self, count: int, context: int) -> Work:
+        """As many more rows, which attend to keys that are read anyway."""
+        return Work(self.rows + count, self.unscored, self.read, self.pairs + count * context)
 
 
 @dataclass(frozen=True)
@@ -32,9 +55,10 @@ class Prices:
 class Costs:
     """Estimates that follow the measurements.
 
-    A forward pass is priced by the row count that it is padded to, which makes the price a staircase, plus a price for
-    each pair of a row and a key. What all passes have become dearer by, say by a neighbour on the machine, is kept
-    apart, so that counts which have not been seen for a while stay comparable.
+    A forward pass is priced by the row count that it is padded to, which makes the price a staircase, less a price for
+    each row that no token is drawn after, plus one for each key that is read and each pair of a row and a key. What all
+    passes have become dearer by, say by a neighbour on the machine, is kept apart, so that counts which have not been
+    seen for a while stay comparable.
 
     Args:
         pad: the row count that a pass over so many rows really has.
@@ -44,7 +68,7 @@ class Costs:
     def __init__(self, pad: Callable[[int], int], max_rows: int) -> None:
         self._pad, self._max_rows = pad, max_rows
         self._by_rows: dict[int, float] = {}  # by padded rows, without keys, at load 1
-        self._per_key = 0.0
+        self._per_unscored = self._per_key = self._per_pair = 0.0
         self._load = 1.0
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
         self._drafting_load = 1.0
@@ -63,26 +87,40 @@ class Costs:
     def padded(self, rows: int) -> int:
         return self._pad(min(rows, self._max_rows))
 
-    def verifying(self, rows: int, keys: int) -> float:
-        """Of one pass over ``rows`` rows that attend to ``keys`` keys altogether; 0 before anything was measured.
+    def verifying(self, work: Work) -> float:
+        """Of one pass; 0 before anything was measured.
 
         Between measured counts a straight line; beyond them the nearest, so that what is unknown looks worth a try.
         """
-        return self._load * (_between(self._by_rows, self.padded(rows)) + keys * self._per_key)
+        return self._load * max(0.0, _between(self._by_rows, self.padded(work.rows)) + self._rest(work))
 
-    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
-        count = self.padded(rows)
+    def _rest(self, work: Work) -> float:
+        """What the pass takes beside what its row count does, at load 1."""
+        return work.read * self._per_key + work.pairs * self._per_pair - work.unscored * self._per_unscored
+
+    def observe_verifying(self, work: Work, seconds: float) -> None:
+        count = self.padded(work.rows)
         if count not in self._by_rows:
-            self._by_rows[count] = max(seconds / self._load - keys * self._per_key, seconds * 0.1, LEAST)
+            self._by_rows[count] = max(seconds / self._load - self._rest(work), seconds * 0.1, LEAST)
             return
-        surprise = _surprise(seconds, self.verifying(rows, keys))
+        surprise = _surprise(seconds, self.verifying(work))
         self._by_rows[count] *= math.exp(LEARNING_RATE * surprise)
         self._load *= math.exp(LEARNING_RATE * surprise)
 
-    def learn_keys(self, rows: int, keys: int, seconds: float) -> None:
-        """The price of a key, from one pass over a long context and what is known about short ones."""
-        rest = seconds / self._load - _between(self._by_rows, self.padded(rows))
-        self._per_key = max(0.0, rest / keys)
+    def learn_unscored(self, rows: int, seconds: float) -> None:
+        """From a pass without keys that one token is drawn after, and what is known about those with one each."""
+        self._per_unscored = max(0.0, self.verifying(Work(rows)) - seconds) / self._load / max(1, rows - 1)
+
+    def learn_keys(self, context: int, one_s: float, rows: int, all_s: float) -> None:
+        """The prices of keys, from passes over one sequence, and what is known about those without a context.
+
+        Args:
+            context: keys that each row attends to.
+            one_s, all_s: seconds with one row and with ``rows``.
+        """
+        of_one, of_all = one_s - self.verifying(Work(1)), all_s - self.verifying(Work(rows))
+        self._per_pair = max(0.0, of_all - of_one) / self._load / context / max(1, rows - 1)
+        self._per_key = max(0.0, of_one / self._load / context - self._per_pair)
 
     def drafting(self, depth: int, batch: int) -> float:
         """Of trees so deep for so many sequences; 0 before anything was measured.

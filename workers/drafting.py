@@ -66,9 +66,9 @@ class Drafting:
 
     def observe_pass(self, step: Step) -> None:
         """Tells the policy what the pass took; in two lanes, how long after the other lane's it was done."""
-        now, rows, keys = self._clock(), step.num_rows, step.num_keys
+        now = self._clock()
         if step.lanes == 1:
-            self._policy.observe_verifying(rows, keys, now - self._answered_at)
+            self._policy.observe_verifying(step.work, now - self._answered_at)
         elif self._lap_began is not None:
-            self._policy.observe_lap(step.question.asked if step.question else (), rows, keys, now - self._lap_began)
+            self._policy.observe_lap(step.question.asked if step.question else (), step.work, now - self._lap_began)
         self._lap_began = now if step.lanes > 1 else None

@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol
 from drafter.base import DraftRequest
 from drafter.scored import ScoredTree
 from verifier.tree import TokenTree
+from workers.costs import Work
 
 
 class Load(NamedTuple):
     """What a step holds before anybody guesses."""
 
     decoding: int  # sequences whose root is in it, one row each
-    rows: int  # roots and prompt chunks
-    keys: int  # that these rows attend to
+    work: Work  # roots and prompt chunks
     context: int  # keys that one more row attends to, on average
     lanes: int = 1  # 2: as many sequences are in another step, which is verified while this one's trees grow
 
@@ -73,11 +73,11 @@ class Policy(Protocol):
         """
         ...
 
-    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+    def observe_verifying(self, work: Work, seconds: float) -> None:
         """Of a step in one lane."""
         ...
 
-    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
+    def observe_lap(self, requests: Sequence[DraftRequest], work: Work, seconds: float) -> None:
         """Of a step in two lanes: what went by between the other lane's pass and the end of this one."""
         ...
 
@@ -116,8 +116,8 @@ class FixedPolicy:
     ) -> None:
         pass
 
-    def observe_verifying(self, rows: int, keys: int, seconds: float) -> None:
+    def observe_verifying(self, work: Work, seconds: float) -> None:
         pass
 
-    def observe_lap(self, requests: Sequence[DraftRequest], rows: int, keys: int, seconds: float) -> None:
+    def observe_lap(self, requests: Sequence[DraftRequest], work: Work, seconds: float) -> None:
         pass

@@ -18,6 +18,7 @@ from verifier.batch import Segment, StepPlan
 from verifier.pages import PageLease, PageTable
 from verifier.sampling import Draw, draw, process
 from verifier.tree import TokenTree
+from workers.costs import Work
 from workers.policy import Load
 from workers.sequence import TokenSequence
 
@@ -116,16 +117,21 @@ class Step:
     def load(self) -> Load:
         decoding = [turn.start + 1 for turn in self.turns if turn.decodes]
         context = sum(decoding) // len(decoding) if decoding else 0
-        return Load(len(decoding), self.num_rows, self.num_keys, context, self.lanes)
+        return Load(len(decoding), self.work, context, self.lanes)
 
     @property
     def num_rows(self) -> int:
         return sum(len(turn.tree) for turn in self.turns)
 
     @property
-    def num_keys(self) -> int:
-        """That the rows attend to altogether, as if each attended to those of its sequence's first row."""
-        return sum(len(turn.tree) * (turn.start + 1) for turn in self.turns)
+    def work(self) -> Work:
+        """As if each row attended to the keys of its sequence's first one."""
+        return Work(
+            self.num_rows,
+            unscored=sum(turn.scored_from for turn in self.turns),
+            read=sum(turn.start + 1 for turn in self.turns),
+            pairs=sum(len(turn.tree) * (turn.start + 1) for turn in self.turns),
+        )
 
     def plan(self) -> StepPlan:
         return StepPlan(

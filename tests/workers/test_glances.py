@@ -13,6 +13,7 @@ from tests.workers.test_policy import ALONE, make_policy, request, tree
 from tests.workers.worlds import QuickScript, World, by_level, memory_bound, staircase
 from verifier.tree import TokenTree
 from workers.adaptive import AdaptivePolicy
+from workers.costs import Work
 from workers.engine import Engine
 from workers.glances import NOTHING, Glances, Outlook, bought
 from workers.policy import Load
@@ -192,7 +193,7 @@ def test_others_are_no_cheaper_beside_quick_guesses_that_do_not_pay() -> None:
 def test_quick_guesses_that_do_not_pay_for_some_do_not_keep_others_from_asking() -> None:
     """All quick guesses or none of any guesses: so a network that paid for one sequence was not asked."""
     policy = make_policy(*[0.020 + 0.010 * rows for rows in range(1, 20)], drafting=0.0001)
-    all_four, load = [request(sequence, 1) for sequence in range(4)], Load(4, 4, 0, 0)
+    all_four, load = [request(sequence, 1) for sequence in range(4)], Load(4, Work(4), 0)
     weak, asked = {sequence: tree(0.5, 0.8, 0.9) for sequence in range(3)}, 0
     for _ in range(100):
         limited = {each.sequence: each for each in glance_and_limit(policy, all_four, load, weak)}

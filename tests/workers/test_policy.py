@@ -12,17 +12,17 @@ from tests.workers.worlds import Price, World, by_guess, by_level, compute_bound
 from verifier.sampling import SamplingParams
 from verifier.tree import TokenTree
 from workers.adaptive import AdaptivePolicy
-from workers.costs import Costs
+from workers.costs import Costs, Work
 from workers.hazards import Hazards
 from workers.policy import FixedPolicy, Load, Policy
 
-ALONE = Load(decoding=1, rows=1, keys=0, context=0)
+ALONE = Load(decoding=1, work=Work(1), context=0)
 
 
 def make_policy(*seconds_by_rows: float, drafting: float = 0.0, max_stretch: float = 100.0) -> AdaptivePolicy:
     costs = Costs(lambda rows: rows, max_rows=len(seconds_by_rows))
     for rows, seconds in enumerate(seconds_by_rows, start=1):
-        costs.observe_verifying(rows, 0, seconds)
+        costs.observe_verifying(Work(rows), seconds)
     costs.observe_drafting(1, 1, drafting)
     return AdaptivePolicy(costs, max_stretch)
 
@@ -61,11 +61,19 @@ def test_a_step_behind_a_dear_first_row_is_still_seen() -> None:
 
 
 def test_guesses_pay_for_the_keys_that_they_attend_to() -> None:
-    """Prices 1 and 1.2 before any keys, and 0.001 a key: after 1000 of them they are 2 and 3.2."""
+    """Prices 1 and 1.2 before any keys, and 0.001 a key for each row: after 1000 of them they are 2 and 3.2."""
     policy = make_policy(1, 1.2)
-    policy.costs.learn_keys(1, 1000, 2.0)
+    policy.costs.learn_keys(1000, 2.0, 2, 3.2)
     assert policy.choose({0: tree(0.5)}, ALONE) == {0: tree(0.5)}
-    assert policy.choose({0: tree(0.5)}, Load(decoding=1, rows=1, keys=1000, context=1000)) == {}
+    assert policy.choose({0: tree(0.5)}, Load(1, Work.of_roots(1, 1000), 1000)) == {}
+
+
+def test_keys_that_are_read_anyway_make_guesses_cheap() -> None:
+    """Prices 1 and 1.6 before any keys, and 0.001 to read each: after 1000 of them they are 2 and 2.6."""
+    policy = make_policy(1, 1.6)
+    policy.costs.learn_keys(1000, 2.0, 2, 2.6)
+    assert policy.choose({0: tree(0.5)}, ALONE) == {}
+    assert policy.choose({0: tree(0.5)}, Load(1, Work.of_roots(1, 1000), 1000)) == {0: tree(0.5)}
 
 
 def test_what_drafting_took_is_spent_whether_its_guesses_are_bought_or_not() -> None:
@@ -78,7 +86,7 @@ def test_what_drafting_took_is_spent_whether_its_guesses_are_bought_or_not() -> 
 
 def test_the_likeliest_guesses_of_all_sequences_come_first() -> None:
     trees = {0: tree(0.9, 0.1), 1: tree(0.3, 0.9)}
-    chosen = make_policy(1, 1, 1.01, 1.05, 5, 5).choose(trees, Load(2, 2, 0, 0))
+    chosen = make_policy(1, 1, 1.01, 1.05, 5, 5).choose(trees, Load(2, Work(2), 0))
     assert chosen == {0: tree(0.9), 1: tree(0.3)}
 
 
@@ -92,7 +100,7 @@ def test_prompt_chunks_do_not_make_guesses_look_cheap() -> None:
     a second in which decoding alone makes nearly one.
     """
     policy = make_policy(*range(1, 12))
-    assert policy.choose({0: tree(0.5)}, Load(decoding=1, rows=7, keys=0, context=0)) == {}
+    assert policy.choose({0: tree(0.5)}, Load(decoding=1, work=Work(7), context=0)) == {}
 
 
 # ── how deep ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +118,7 @@ def test_drafting_goes_as_deep_as_the_levels_pay() -> None:
 
 def test_requests_keep_their_own_limits() -> None:
     policy = make_policy(*[1] * 9)
-    limited = limit(policy, [request(0, 1), request(1, 4)], Load(2, 2, 0, 0))
+    limited = limit(policy, [request(0, 1), request(1, 4)], Load(2, Work(2), 0))
     assert [each.limits.max_draft for each in limited] == [1, 4]
 
 
@@ -150,7 +158,7 @@ def test_of_two_sequences_the_one_with_good_guesses_drafts() -> None:
     policy = make_policy(*[1 + 0.1 * rows for rows in range(9)], drafting=0.2)
     asked: list[list[int]] = []
     for _ in range(120):
-        limited = limit(policy, [request(0), request(1)], Load(2, 2, 0, 0))
+        limited = limit(policy, [request(0), request(1)], Load(2, Work(2), 0))
         asked.append([each.sequence for each in limited])
         policy.learn(0, TokenTree.chain((0, 1)), (1,))
         policy.learn(1, TokenTree.chain((0, 1)), (9,))

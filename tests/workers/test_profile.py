@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import FAKE_MODEL, FakeVerifier
 from verifier.batch import StepPlan
 from verifier.pages import PageTable
-from workers.costs import Costs
+from workers.costs import Costs, Work
 from workers.measuring.clockwork import ManualClock
 from workers.profile import profile
 
@@ -20,7 +20,8 @@ def measure(num_pages: int, page_size: int, max_positions: int = 4096) -> tuple[
 
     def take_time(plan: StepPlan) -> None:
         (segment,) = plan.segments
-        clock.now += 1.0 + 0.1 * plan.num_rows + 1e-5 * plan.num_rows * segment.start
+        keys = 2e-4 * segment.start + 1e-5 * plan.num_rows * segment.start
+        clock.now += 1.0 + 0.1 * plan.num_rows - 0.02 * segment.scored_from + keys
 
     verifier.on_forward = take_time
     pages, costs = PageTable(num_pages, page_size), Costs(verifier.padded, verifier.max_rows)
@@ -30,9 +31,10 @@ def measure(num_pages: int, page_size: int, max_positions: int = 4096) -> tuple[
 
 def test_prices_are_those_of_the_machine() -> None:
     costs, pages, _ = measure(300, 16)
-    assert costs.verifying(6, 0) == pytest.approx(1.6)
-    assert costs.verifying(18, 0) == pytest.approx(2.8)
-    assert costs.verifying(6, 6 * 1000) == pytest.approx(1.66)
+    assert costs.verifying(Work(6)) == pytest.approx(1.6)
+    assert costs.verifying(Work(18)) == pytest.approx(2.8)
+    assert costs.verifying(Work(6, unscored=5)) == pytest.approx(1.5)
+    assert costs.verifying(Work(6, 0, 2000, 6000)) == pytest.approx(1.6 + 0.4 + 0.06)
     assert pages.num_used == 0
     pages.check_integrity([])
 
