@@ -49,8 +49,7 @@ class Hazards:
                 self._streak.append(0)
             if hit is not None:
                 streak = self._streak[depth] = self._streak[depth] + 1 if hit else 0
-                rate = self.rate(depth + 1)
-                if streak > 1 and rate < 0.5 and rate**streak < UNLIKELY:
+                if streak > 1 and (rate := self.rate(depth + 1)) < 0.5 and rate**streak < UNLIKELY:
                     self._hits[depth] = self._tries[depth] = streak
                     continue
                 self._hits[depth] = MEMORY * self._hits[depth] + hit

@@ -392,7 +392,7 @@ def test_it_is_the_average_over_texts_that_counts() -> None:
         choice.weigh(Pace(8.0, 1.0) if easy else Pace(2.0, 1.0), Pace(12.0, 1.0) if easy else Pace(4.0, 3.0))
         numbers.append(choice.number)
     # Ten tokens in 2 s, or sixteen in 4 s, though 12 and 4/3 tokens a second are more on average than 8 and 2.
-    assert set(numbers[100:]) == {1}
+    assert set(numbers[20:]) == {1}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -406,6 +406,6 @@ def test_with_texts_that_copy_themselves_nothing_is_lost(price: Price, drafting:
             price, p=0.9, drafting=drafting, depth=4, adaptive=True, elsewhere=True, quick=True, max_lanes=most
         )
         world.tokens_per_s(count, 120)
-        return world.tokens_per_s(count, 240)
+        return world.tokens_per_s(count, 960)
 
-    assert rate(2) >= 0.95 * rate(1)
+    assert rate(2) >= 0.97 * rate(1)
