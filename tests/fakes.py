@@ -51,8 +51,9 @@ class FakeVerifier:
     config = FAKE_MODEL
     fingerprint = "fake"
 
-    def __init__(self, num_pages: int, page_size: int, max_rows: int = 64) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_rows: int = 64, padded: Callable[[int], int] = int) -> None:
         self.page_size = page_size
+        self.padded = padded  # rows that a pass over so many really has
         self.max_rows = max_rows
         self.slots = [-1] * (num_pages * page_size)
         self.plans: list[StepPlan] = []
@@ -76,9 +77,6 @@ class FakeVerifier:
             self.slots[target] = state
         for features in self._features.values():
             features.move(sources, targets)
-
-    def padded(self, num_rows: int) -> int:
-        return num_rows
 
     def keep_features(self, fusion: Fusion) -> FakeFeatures:
         return self._features.setdefault(fusion.key, FakeFeatures())

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
+MOST_DOUBT = 0.4  # about a row count's price, in logarithms
+WELL_KNOWN = 1 / LEARNING_RATE - 1  # passes with a row count, after which its price is not doubted
+MEMORY = 300  # passes with others, after which a third of them still count
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 UNCERTAIN = 0.1  # of what drafts took: they vary by so much, which tells nothing about what was read before
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
@@ -68,6 +71,8 @@ class Costs:
     def __init__(self, pad: Callable[[int], int], max_rows: int) -> None:
         self._pad, self._max_rows = pad, max_rows
         self._by_rows: dict[int, float] = {}  # by padded rows, without keys, at load 1
+        self._passes = 0
+        self._seen: dict[int, tuple[float, int]] = {}  # by padded rows: passes that count, and when the last one was
         self._per_unscored = self._per_key = self._per_pair = 0.0
         self._load = 1.0
         self._drafting: dict[int, dict[int, float]] = {}  # by batch, rounded up to a power of two, and depth, at load 1
@@ -94,17 +99,34 @@ class Costs:
         """
         return self._load * max(0.0, _between(self._by_rows, self.padded(work.rows)) + self._rest(work))
 
+    def verifying_at_best(self, work: Work) -> float:
+        """As little as it may take: what is known of row counts from few passes, or from long ago, may be wrong."""
+        known = self._known_from(self.padded(work.rows)) / WELL_KNOWN
+        return math.exp(-MOST_DOUBT * (1 - known)) * self.verifying(work)
+
+    def _known_from(self, count: int) -> float:
+        """How many passes over so many padded rows its price comes from, of which old ones count for less."""
+        number, last = self._seen.get(count, (0.0, 0))
+        return number * math.exp((last - self._passes) / MEMORY)
+
     def _rest(self, work: Work) -> float:
         """What the pass takes beside what its row count does, at load 1."""
         return work.read * self._per_key + work.pairs * self._per_pair - work.unscored * self._per_unscored
 
     def observe_verifying(self, work: Work, seconds: float) -> None:
+        """Much makes a pass slower than it is, and nothing makes it faster.
+
+        So one that took less than it should tells the more about its row count, the less is known of that.
+        """
         count = self.padded(work.rows)
+        known_from = self._known_from(count)
+        self._passes += 1
+        self._seen[count] = min(known_from + 1, WELL_KNOWN), self._passes
         if count not in self._by_rows:
             self._by_rows[count] = max(seconds / self._load - self._rest(work), seconds * 0.1, LEAST)
             return
         surprise = _surprise(seconds, self.verifying(work))
-        self._by_rows[count] *= math.exp(LEARNING_RATE * surprise)
+        self._by_rows[count] *= math.exp((LEARNING_RATE if surprise > 0 else 1 / (1 + known_from)) * surprise)
         self._load *= math.exp(LEARNING_RATE * surprise)
 
     def learn_unscored(self, rows: int, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.costs import Costs, Work
+from workers.costs import MEMORY, Costs, Work
 
 
 def make_costs(**seconds_by_rows: float) -> Costs:
@@ -181,3 +181,24 @@ def test_a_clock_that_stands_still_or_goes_back_makes_no_price_that_cannot_be_co
         costs.observe_drafting(1, 1, 1.0)
         costs.observe_reading(1, 1, 10, 2.0)
     assert (costs.verifying(Work(1)), costs.drafting(1, 1), costs.reading(10)) == pytest.approx((1, 1, 1), rel=0.01)
+
+
+def test_of_what_is_hardly_known_less_is_learnt_from_slow_passes_than_from_quick_ones() -> None:
+    """Much makes a pass slow, nothing makes it fast: a price that was too high stayed so for dozens of passes."""
+    quick, slow = make_costs(r1=1.0, r8=2.0), make_costs(r1=1.0, r8=2.0)
+    quick.observe_verifying(Work(8), 1.2)
+    slow.observe_verifying(Work(8), 2.0 * 2.0 / 1.2)
+    assert quick.verifying(Work(8)) == pytest.approx(1.2, rel=0.25)
+    assert slow.verifying(Work(8)) < 2.3
+
+
+def test_what_is_hardly_known_or_was_long_ago_may_cost_less() -> None:
+    costs = make_costs(r1=1.0, r8=2.0)
+    assert costs.verifying_at_best(Work(8)) < 0.75 * 2.0
+    for _ in range(10):
+        costs.observe_verifying(Work(8), 2.0)
+    assert costs.verifying_at_best(Work(8)) == pytest.approx(2.0)
+    for _ in range(3 * MEMORY):
+        costs.observe_verifying(Work(1), 1.0)
+    assert costs.verifying_at_best(Work(8)) < 0.75 * 2.0
+    assert costs.verifying_at_best(Work(1)) == pytest.approx(1.0)

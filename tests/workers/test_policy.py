@@ -264,11 +264,12 @@ def make_world(
 def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
     price: Price, p: float, per_level: float, count: int
 ) -> None:
+    tokens = max(80, 320 // count)
     fixed = {
-        depth: make_world(price, p, per_level, depth, adaptive=False).tokens_per_s(count, 80)
+        depth: make_world(price, p, per_level, depth, adaptive=False).tokens_per_s(count, tokens)
         for depth in (0, 1, 2, 4, 8)
     }
-    adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
+    adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, tokens)
     assert adaptive >= 0.97 * max(fixed.values()), fixed
 
 
@@ -284,7 +285,7 @@ def test_many_short_texts_are_not_taken_for_the_price_of_drafts() -> None:
     world = World.measured(staircase, p=0.9, drafting=by_level(0.003), depth=4, adaptive=True)
     world.drafter.per_unread = 0.001
     world.tokens_per_s(16, 60, num_prompt=60)
-    assert world.engine.costs.drafting(4, 16) < 0.05
+    assert world.engine.costs.drafting(4, 16) < 0.012 + 16 * 5 * 0.001, "with what five new tokens take"
 
 
 def test_a_draft_that_was_there_in_time_is_not_known_to_have_taken_longer() -> None:
@@ -321,7 +322,7 @@ def test_a_long_first_prompt_does_not_make_guesses_look_dear() -> None:
     world = make_world(staircase, 0.9, 0.003, 8, adaptive=True, known=False)
     world.drafter.per_unread = 0.0002
     world.tokens_per_s(1, 20, num_prompt=900)
-    assert world.engine.costs.drafting(1, 1) == pytest.approx(0.003, rel=0.2)
+    assert world.engine.costs.drafting(1, 1) <= 0.003 + 9 * 0.0002, "with what nine new tokens take"
     assert world.engine.costs.reading(1000) == pytest.approx(0.2, rel=0.2)
     before = world.engine.stats().counters.speculation.accepted_tokens
     world.tokens_per_s(1, 100)

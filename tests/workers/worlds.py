@@ -21,6 +21,7 @@ from workers.profile import profile
 from workers.sequence import Request
 
 Price = Callable[[int], float]  # rows to seconds
+Padding = Callable[[int], int]
 DraftPrice = Callable[[int, int], float]  # depth and batch to seconds
 
 
@@ -107,7 +108,8 @@ class QuickScript(QuickDraft):
     def propose(self, request: DraftRequest) -> ScoredTree:
         end = len(request.ids)
         known = 16 - end % 16 if end // 16 % 2 else 0
-        chain = [request.ids[-1], *self._truth(request.ids)[: min(known, request.limits.max_draft)]]
+        known = min(known, request.limits.max_draft, request.limits.max_nodes)
+        chain = [request.ids[-1], *self._truth(request.ids)[:known]]
         return ScoredTree(TokenTree.chain(chain), (1.0, *[0.95] * (len(chain) - 1)))
 
 
@@ -118,6 +120,7 @@ class World:
         drafting: what drafts cost.
         elsewhere: they are made while passes go on.
         quick: there is a quick drafter beside the one that takes time.
+        padded: the row count that a pass over so many rows really has.
     """
 
     def __init__(
@@ -129,10 +132,11 @@ class World:
         config: EngineConfig,
         elsewhere: bool = False,
         quick: bool = False,
+        padded: Padding = int,
     ) -> None:
         self.clock = ManualClock()
-        self.price = price
-        verifier = FakeVerifier(config.num_pages, config.page_size, max_rows=config.max_rows)
+        self.price, self._padded = price, padded
+        verifier = FakeVerifier(config.num_pages, config.page_size, config.max_rows, padded)
         verifier.on_forward = self._pass_time
         self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.drafter = ScriptedDraft(self._truth, self.clock, p, drafting)
@@ -172,6 +176,7 @@ class World:
         adaptive: bool,
         elsewhere: bool = False,
         quick: bool = False,
+        padded: Padding = int,
         **settings: Any,
     ) -> World:
         """One that guesses in chains and waits for them; an adaptive one knows what its passes take.
@@ -189,7 +194,7 @@ class World:
             adaptive=adaptive,
             **settings,
         )
-        world = cls(price, p=p, drafting=drafting, config=config, elsewhere=elsewhere, quick=quick)
+        world = cls(price, p=p, drafting=drafting, config=config, elsewhere=elsewhere, quick=quick, padded=padded)
         if adaptive:
             profile(world.engine.verifier, world.engine.pages, world.engine.costs, world.clock)
         return world
@@ -198,4 +203,4 @@ class World:
         return self.texts[tuple(ids[:3])][len(ids) :]
 
     def _pass_time(self, plan: StepPlan) -> None:
-        self.clock.now += self.price(plan.num_rows)
+        self.clock.now += self.price(self._padded(plan.num_rows))
