@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 LEARNING_RATE = 0.1  # of a price towards what was measured last, in logarithms
 MOST_DOUBT = 0.4  # about a row count's price, in logarithms
-WELL_KNOWN = 1 / LEARNING_RATE - 1  # passes with a row count, after which its price is not doubted
+WELL_KNOWN = 32  # passes with a row count, after which its price is not doubted
 MEMORY = 300  # passes with others, after which a third of them still count
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 UNCERTAIN = 0.1  # of what drafts took: they vary by so much, which tells nothing about what was read before
@@ -114,19 +114,21 @@ class Costs:
         return work.read * self._per_key + work.pairs * self._per_pair - work.unscored * self._per_unscored
 
     def observe_verifying(self, work: Work, seconds: float) -> None:
-        """Much makes a pass slower than it is, and nothing makes it faster.
+        """A row count's price is the average of what passes took by the load of their time; the load follows at once.
 
-        So one that took less than it should tells the more about its row count, the less is known of that.
+        A count that was not seen yet is taken to be like its neighbours, as if that had been one pass.
         """
         count = self.padded(work.rows)
         known_from = self._known_from(count)
+        if count not in self._by_rows:
+            inside = min(self._by_rows, default=count) < count < max(self._by_rows, default=count)
+            known_from = float(inside)
+            without_rest = max(seconds / self._load - self._rest(work), seconds * 0.1, LEAST)
+            self._by_rows[count] = _between(self._by_rows, count) if inside else without_rest
         self._passes += 1
         self._seen[count] = min(known_from + 1, WELL_KNOWN), self._passes
-        if count not in self._by_rows:
-            self._by_rows[count] = max(seconds / self._load - self._rest(work), seconds * 0.1, LEAST)
-            return
         surprise = _surprise(seconds, self.verifying(work))
-        self._by_rows[count] *= math.exp((LEARNING_RATE if surprise > 0 else 1 / (1 + known_from)) * surprise)
+        self._by_rows[count] *= math.exp(surprise / (1 + known_from))
         self._load *= math.exp(LEARNING_RATE * surprise)
 
     def learn_unscored(self, rows: int, seconds: float) -> None:

@@ -18,7 +18,7 @@ from workers.policy import Load
 SLACK = 1.1  # drafts that take so many times as long still keep the bound; or they would be in vain
 TRIAL_SHARE = 0.005  # of the time may be lost by trials,
 MOST_SAVED = 4  # passes without guesses; so much may be lost at first, and saved later
-TRIAL_INTERVAL = 8  # steps, at least
+TRIAL_INTERVAL = 4  # steps, at least
 WORTH = 0.02  # of the step's time: what is tried may gain no less
 
 

@@ -42,7 +42,7 @@ def test_a_row_count_that_is_held_to_be_too_dear_is_tried_and_taken() -> None:
     weighing = Weighing(costs, max_stretch=100.0)
     steps(weighing, costs, ALONE, 300, {1: 1.0, 2: 1.6})
     assert costs.verifying(Work(2)) == pytest.approx(1.6, rel=0.1)
-    assert steps(weighing, costs, ALONE, 100, {1: 1.0, 2: 1.6}) >= 97
+    assert steps(weighing, costs, ALONE, 100, {1: 1.0, 2: 1.6}) >= 90
 
 
 @pytest.mark.parametrize("seconds", [2.1, 2.5])
