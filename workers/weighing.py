@@ -39,7 +39,7 @@ class Weighing:
         best = self._best(list(forms), load, SLACK)
         self._staked = 0.0
         # A step in two lanes does not tell what its rows take, and prompt chunks take rows of their own.
-        if load.lanes > 1 or load.work.rows > load.decoding:
+        if load.lanes > 1 or not load.decoding or load.work.rows > load.decoding:
             return best
         plain = self._costs.verifying(load.work)
         self._saved = min(self._saved + TRIAL_SHARE * plain, MOST_SAVED * plain)

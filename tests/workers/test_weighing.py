@@ -71,6 +71,13 @@ def test_steps_that_tell_nothing_about_a_row_count_are_no_trials(load: Load) -> 
     assert not steps(Weighing(costs, max_stretch=100.0), costs, load, 1000, {1: 1.0, 2: 2.2, 3: 3.4})
 
 
+def test_a_step_in_which_nobody_decodes_is_no_trial() -> None:
+    """As where all that did have just ended: a token had no worth, and was divided by."""
+    weighing = Weighing(costs_of(r1=1.0, r2=2.2), max_stretch=100.0)
+    for _ in range(2 * TRIAL_INTERVAL):
+        assert weighing.before_drafts(FORMS, Load(0, Work(0), 0)) in FORMS
+
+
 def test_what_is_saved_does_not_grow_for_ever() -> None:
     """A day without trials would be followed by an hour of them."""
     costs = costs_of(r1=1.0, r2=9.0)
