@@ -19,6 +19,7 @@ SLACK = 1.1  # drafts that take so many times as long still keep the bound; or t
 TRIAL_SHARE = 0.005  # of the time may be lost by trials,
 MOST_SAVED = 4  # passes without guesses; so much may be lost at first, and saved later
 TRIAL_INTERVAL = 4  # steps, at least
+CHEAP = 0.1  # of the step's time: more drafting than that is no way to find out what rows take
 WORTH = 0.02  # of the step's time: what is tried may gain no less
 
 
@@ -89,17 +90,19 @@ class Weighing:
 
         The best one, if no other might have a better yield or too little is saved for it.
         """
-        rate = self._pace(best, load).rate
+        rate, seconds = self._pace(best, load).rate, self._seconds(best, load)
 
         def lost(form: Form, verifying: float) -> float:
             tokens = best.tokens - form.tokens
-            return tokens / rate + verifying + form.drafting - self._seconds(best, load)
+            return tokens / rate + verifying + form.drafting - seconds
 
         def at_best(form: Form) -> float:
             return lost(form, self._costs.verifying_at_best(load.work.with_guesses(form.rows, load.context)))
 
-        hopeful = min(self._allowed(forms, load, slack), key=at_best)
-        worth_it = at_best(hopeful) < -WORTH * self._seconds(best, load)
+        allowed = self._allowed(forms, load, slack)
+        cheap = [form for form in allowed if form.drafting <= best.drafting + CHEAP * seconds]
+        hopeful = min(cheap, key=at_best)
+        worth_it = at_best(hopeful) < -WORTH * seconds
         loss = lost(hopeful, self._seconds(hopeful, load) - hopeful.drafting)
         return (hopeful, loss) if worth_it and 0.0 < loss <= self._saved else (best, 0.0)
 
