@@ -69,21 +69,16 @@ def test_passes_over_keys_or_without_draws_that_were_slow_or_quick_by_chance_mak
 
 def test_a_lasting_change_is_followed_and_shared_by_other_counts() -> None:
     costs = make_costs(r1=1.0, r8=2.0)
-    for seconds in [1.0] * WELL_KNOWN + [3.0] * 60:
-        costs.observe_verifying(Work(1), seconds)
+    for _ in range(60):
+        costs.observe_verifying(Work(1), 3.0)
     assert costs.verifying(Work(1)) == pytest.approx(3.0, rel=0.01)
     assert costs.verifying(Work(8)) > 3.0, "a machine that has become slow is slow for all"
 
 
-@pytest.mark.parametrize(("known_from", "most"), [(1, 1.6), (8, 1.2)])
-def test_a_hiccup_is_no_price(known_from: int, most: float) -> None:
+def test_a_hiccup_is_no_price() -> None:
     costs = make_costs(r1=1.0)
-    for seconds in [1.0] * (known_from - 1) + [100.0]:
-        costs.observe_verifying(Work(1), seconds)
-    assert 1.0 < costs.verifying(Work(1)) < most
-    for _ in range(8):
-        costs.observe_verifying(Work(1), 1.0)
-    assert costs.verifying(Work(1)) < 1.1
+    costs.observe_verifying(Work(1), 100.0)
+    assert costs.verifying(Work(1)) < 1.2
 
 
 def test_drafting_is_priced_by_depth_and_batch() -> None:

@@ -19,6 +19,12 @@ from workers.policy import FixedPolicy, Load, Policy
 ALONE = Load(decoding=1, work=Work(1), context=0)
 
 
+@pytest.fixture
+def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go deeper, and so leave more to be read in a step, which is a part of what a draft takes."""
+    monkeypatch.setattr("workers.weighing.MOST_SAVED", 0)
+
+
 def make_policy(*seconds_by_rows: float, drafting: float = 0.0, max_stretch: float = 100.0) -> AdaptivePolicy:
     costs = Costs(lambda rows: rows, max_rows=len(seconds_by_rows))
     for rows, seconds in enumerate(seconds_by_rows, start=1):
@@ -264,12 +270,11 @@ def make_world(
 def test_guessing_is_never_worth_less_than_the_best_fixed_depth(
     price: Price, p: float, per_level: float, count: int
 ) -> None:
-    tokens = max(80, 320 // count)
     fixed = {
-        depth: make_world(price, p, per_level, depth, adaptive=False).tokens_per_s(count, tokens)
+        depth: make_world(price, p, per_level, depth, adaptive=False).tokens_per_s(count, 80)
         for depth in (0, 1, 2, 4, 8)
     }
-    adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, tokens)
+    adaptive = make_world(price, p, per_level, 8, adaptive=True).tokens_per_s(count, 80)
     assert adaptive >= 0.97 * max(fixed.values()), fixed
 
 
@@ -280,12 +285,13 @@ def test_drafts_for_many_are_priced_though_together_they_read_much() -> None:
     assert world.engine.costs.drafting(5, 16) == pytest.approx(0.08, rel=0.2)
 
 
+@pytest.mark.usefixtures("no_trials")
 def test_many_short_texts_are_not_taken_for_the_price_of_drafts() -> None:
     """They were priced at all the text that was read before the first of them, and then bought no more."""
     world = World.measured(staircase, p=0.9, drafting=by_level(0.003), depth=4, adaptive=True)
     world.drafter.per_unread = 0.001
     world.tokens_per_s(16, 60, num_prompt=60)
-    assert world.engine.costs.drafting(4, 16) < 0.012 + 16 * 9 * 0.001, "with what nine new tokens take"
+    assert world.engine.costs.drafting(4, 16) < 0.05
 
 
 def test_a_draft_that_was_there_in_time_is_not_known_to_have_taken_longer() -> None:
@@ -317,12 +323,13 @@ def test_drafts_that_take_a_little_longer_than_expected_are_not_in_vain(per_leve
     assert [asked.limits.max_draft for asked in limit(policy, [request()], ALONE)] == [depth]
 
 
+@pytest.mark.usefixtures("no_trials")
 def test_a_long_first_prompt_does_not_make_guesses_look_dear() -> None:
     """Reading it was taken for the price of the guesses, which were then bought no more."""
     world = make_world(staircase, 0.9, 0.003, 8, adaptive=True, known=False)
     world.drafter.per_unread = 0.0002
     world.tokens_per_s(1, 20, num_prompt=900)
-    assert world.engine.costs.drafting(1, 1) <= 0.003 + 9 * 0.0002, "with what nine new tokens take"
+    assert world.engine.costs.drafting(1, 1) == pytest.approx(0.003, rel=0.2)
     assert world.engine.costs.reading(1000) == pytest.approx(0.2, rel=0.2)
     before = world.engine.stats().counters.speculation.accepted_tokens
     world.tokens_per_s(1, 100)
