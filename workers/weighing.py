@@ -101,7 +101,7 @@ class Weighing:
 
         allowed = self._allowed(forms, load, slack)
         cheap = [form for form in allowed if form.drafting <= best.drafting + CHEAP * seconds]
-        hopeful = min(cheap, key=at_best)
+        hopeful = min(cheap, key=at_best, default=best)
         worth_it = at_best(hopeful) < -WORTH * seconds
         loss = lost(hopeful, self._seconds(hopeful, load) - hopeful.drafting)
         return (hopeful, loss) if worth_it and 0.0 < loss <= self._saved else (best, 0.0)
@@ -110,9 +110,9 @@ class Weighing:
         """Those that keep the time between two tokens within its bound; in two lanes it is that of a step in each."""
         others = (load.lanes - 1) * load.decoding
         plain = self._costs.verifying(load.work.with_roots(others, load.context))
-        # Where drafts have taken so long that no form keeps it, their guesses need not be lost besides.
-        longest = max(self._max_stretch * plain / load.lanes, SLACK * self._seconds(forms[0], load))
-        return [form for form in forms if self._seconds(form, load, slack) <= longest]
+        longest = self._max_stretch * plain / load.lanes
+        within = [form for form in forms if self._seconds(form, load, slack) <= longest]
+        return within or forms[:1]
 
     def _pace(self, form: Form, load: Load) -> Pace:
         """Of those that decode."""

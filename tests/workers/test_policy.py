@@ -19,12 +19,6 @@ from workers.policy import FixedPolicy, Load, Policy
 ALONE = Load(decoding=1, work=Work(1), context=0)
 
 
-@pytest.fixture
-def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go deeper, and so leave more to be read in a step, which is a part of what a draft takes."""
-    monkeypatch.setattr("workers.weighing.MOST_SAVED", 0)
-
-
 def make_policy(*seconds_by_rows: float, drafting: float = 0.0, max_stretch: float = 100.0) -> AdaptivePolicy:
     costs = Costs(lambda rows: rows, max_rows=len(seconds_by_rows))
     for rows, seconds in enumerate(seconds_by_rows, start=1):
@@ -285,7 +279,6 @@ def test_drafts_for_many_are_priced_though_together_they_read_much() -> None:
     assert world.engine.costs.drafting(5, 16) == pytest.approx(0.08, rel=0.2)
 
 
-@pytest.mark.usefixtures("no_trials")
 def test_many_short_texts_are_not_taken_for_the_price_of_drafts() -> None:
     """They were priced at all the text that was read before the first of them, and then bought no more."""
     world = World.measured(staircase, p=0.9, drafting=by_level(0.003), depth=4, adaptive=True)
@@ -323,7 +316,6 @@ def test_drafts_that_take_a_little_longer_than_expected_are_not_in_vain(per_leve
     assert [asked.limits.max_draft for asked in limit(policy, [request()], ALONE)] == [depth]
 
 
-@pytest.mark.usefixtures("no_trials")
 def test_a_long_first_prompt_does_not_make_guesses_look_dear() -> None:
     """Reading it was taken for the price of the guesses, which were then bought no more."""
     world = make_world(staircase, 0.9, 0.003, 8, adaptive=True, known=False)

@@ -97,14 +97,6 @@ def test_a_trial_that_is_not_asked_for_in_the_end_costs_nothing_after_it() -> No
     assert weighing.after_drafts(list(FORMS), ALONE) == PLAIN
 
 
-def test_guesses_that_came_too_late_are_not_lost_besides() -> None:
-    """A draft that had broken the bound was thrown away, and the step took just as long without its tokens."""
-    costs = costs_of(r1=1.0, r2=1.05)
-    late = 10.0
-    form = Weighing(costs, max_stretch=3.0).after_drafts([Form(0.0, 0, late), Form(0.9, 1, late)], ALONE)
-    assert form.rows == 1
-
-
 @pytest.mark.parametrize("wrong", [1.4, 1.7])
 def test_an_engine_that_was_slow_while_it_was_measured_finds_its_depth(wrong: float) -> None:
     """Where passes over many rows were held to be too dear, it never guessed deeper: 0.78 of what depth 3 brings."""
