@@ -19,7 +19,7 @@ SLACK = 1.1  # drafts that take so many times as long still keep the bound; or t
 TRIAL_SHARE = 0.005  # of the time may be lost by trials,
 MOST_SAVED = 4  # passes without guesses; so much may be lost at first, and saved later
 TRIAL_INTERVAL = 4  # steps, at least
-CHEAP = 0.1  # of the step's time: more drafting than that is no way to find out what rows take
+CHEAP = 0.1  # of the step's time: where drafts differ by more, they decide, and not what rows take
 WORTH = 0.02  # of the step's time: what is tried may gain no less
 
 
@@ -100,8 +100,8 @@ class Weighing:
             return lost(form, self._costs.verifying_at_best(load.work.with_guesses(form.rows, load.context)))
 
         allowed = self._allowed(forms, load, slack)
-        cheap = [form for form in allowed if form.drafting <= best.drafting + CHEAP * seconds]
-        hopeful = min(cheap, key=at_best, default=best)
+        alike = [form for form in allowed if abs(form.drafting - best.drafting) <= CHEAP * seconds]
+        hopeful = min(alike, key=at_best, default=best)
         worth_it = at_best(hopeful) < -WORTH * seconds
         loss = lost(hopeful, self._seconds(hopeful, load) - hopeful.drafting)
         return (hopeful, loss) if worth_it and 0.0 < loss <= self._saved else (best, 0.0)
