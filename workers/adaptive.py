@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from drafter.base import CATCH_UP_ROWS, DraftRequest
 from drafter.scored import ScoredTree
@@ -32,6 +33,11 @@ AT_ONCE = 0.01  # of a pass
 NO_TIME = 0.5  # of the usual: a drafter that says nothing after so little was not asked
 
 
+class _Lane(NamedTuple):
+    decoding: int  # sequences
+    prospects: Sequence[Prospect]  # of those of them that may have guesses
+
+
 class AdaptivePolicy:
     """Guesses as far as the expected tokens pay for the expected seconds.
 
@@ -51,7 +57,7 @@ class AdaptivePolicy:
         self._answered = 1.0  # of the sequences that are asked about, the share that a tree comes back for
         self._saved = 0.0  # seconds that may go into probes
         self._spent = 0.0  # on drafting in this step, in seconds
-        self._others: Sequence[Prospect] | None = None  # in two lanes, those of the other one's last step
+        self._other: _Lane | None = None  # of two, as of its last step
 
     @property
     def lanes(self) -> int:
@@ -125,7 +131,7 @@ class AdaptivePolicy:
         self._experience.start_over()
         self._glances = Glances()
         self._choice.start_over()
-        self._others = None
+        self._other = None
         self._answered = 1.0
         self.costs.forget_drafting()
 
@@ -189,26 +195,31 @@ class AdaptivePolicy:
         return self.costs.verifying(load.work) / max(1, load.decoding)
 
     def _weigh_lanes(self, prospects: Sequence[Prospect], load: Load) -> None:
-        """Compares the best steps that all who decode could take in one lane and in two, as if lanes were alike."""
-        decoding, context = load.decoding * load.lanes, load.context
+        """Compares the best steps that all who decode could take in one lane and in two."""
         if not self._choice.open or not self.costs.verifying(Work(1)):
             return
-        if load.lanes > 1 and not decoding:  # whoever decodes is in the other lane for once
+        if load.lanes > 1 and not load.decoding:  # whoever decodes is in the other lane for once
             return
-        others, self._others = self._others, prospects if load.lanes > 1 else None
+        if load.lanes == 1:
+            fewer = load.decoding // 2
+            lanes = _Lane(load.decoding - fewer, prospects[::2]), _Lane(fewer, prospects[1::2])
+        else:
+            this = _Lane(load.decoding, prospects)
+            lanes = this, self._other or this
+        self._other = lanes[0] if load.lanes > 1 else None
+        decoding = sum(lane.decoding for lane in lanes)
         if decoding < 2:
             self._choice.leave()
             return
-        half = -(-decoding // 2)
-        whole = Load(decoding, Work.of_roots(decoding, context), context, 1)
-        part = Load(half, Work.of_roots(half, context), context, 2)
-        if load.lanes == 1:
-            of_whole, of_part = prospects, prospects[::2]
-        else:
-            of_whole, of_part = [*prospects, *(prospects if others is None else others)], prospects
-        one = self._weighing.best_pace(self._forms(of_whole, whole), whole)
-        two = self._weighing.best_pace(self._forms(of_part, part), part)
-        self._choice.weigh(Pace(one.tokens / decoding, one.seconds), Pace(two.tokens / half, 2 * two.seconds))
+        whole = _Lane(decoding, [prospect for lane in lanes for prospect in lane.prospects])
+        one = self._best_pace(whole, load.context, 1)
+        two = [self._best_pace(lane, load.context, 2) for lane in lanes]
+        tokens, seconds = sum(pace.tokens for pace in two), sum(pace.seconds for pace in two)
+        self._choice.weigh(Pace(one.tokens / decoding, one.seconds), Pace(tokens / decoding, seconds))
+
+    def _best_pace(self, lane: _Lane, context: int, lanes: int) -> Pace:
+        load = Load(lane.decoding, Work.of_roots(lane.decoding, context), context, lanes)
+        return self._weighing.best_pace(self._forms(lane.prospects, load), load)
 
     def _probes(self, idle: Sequence[int], load: Load) -> dict[int, int]:
         """Those that shall draft, though it does not pay, to find out whether it has begun to. At depth 1.

@@ -18,9 +18,7 @@ WELL_KNOWN = 32  # passes with a row count, after which its price is not doubted
 MEMORY = 300  # passes with others, after which a third of them still count
 LEAST = 1e-9  # seconds; nothing is quite free, and clocks have ticks
 UNCERTAIN = 0.1  # of what drafts took: they vary by so much, which tells nothing about what was read before
-MOST_SLOWER = (
-    0.2  # of a surprise is put down to the row count: much slows a pass down, nothing makes it quicker than it is
-)
+MOST_SLOWER = 0.2  # of a surprise, that is put down to the row count: much slows a pass down, nothing makes it quicker
 MAX_SURPRISE = 0.7  # one measurement counts as at most twice or half the estimate: a hiccup is no price
 
 

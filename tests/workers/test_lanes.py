@@ -103,6 +103,14 @@ def test_one_lane_stays_where_it_is_faster(price: Price, drafting: DraftPrice, d
     assert two.engine.stats().counters.overlapped_steps <= SETTLED
 
 
+def test_lanes_that_cannot_be_alike_are_weighed_as_they_are() -> None:
+    """Three sequences were held to be two in each lane, so one lane looked better."""
+    one, two = (make_world(half_bound, by_guess(0.001), 4, lanes, adaptive=True) for lanes in (1, 2))
+    for world in (one, two):
+        world.tokens_per_s(3, 60)
+    assert two.tokens_per_s(3, 150) >= 1.04 * one.tokens_per_s(3, 150)
+
+
 def test_a_sequence_alone_has_one_lane() -> None:
     world = make_world(half_bound, by_guess(0.001), 4, 2, adaptive=False)
     world.tokens_per_s(1, 40)
@@ -314,7 +322,7 @@ def test_a_lane_that_is_empty_for_a_moment_does_not_end_two() -> None:
     for sequence in engine.inbox.live:
         if sequence.number not in there:
             engine.abort(sequence.request.id)
-    for _ in range(2):
+    for _ in range(20):
         engine.step()
         assert engine.policy.lanes == 2
     assert len(engine.scheduler.running) == len(there) >= 3
